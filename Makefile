@@ -1,0 +1,65 @@
+# Everything is installed into virtual environments inside this folder; `make help` lists the targets.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+BIN := .venv/bin
+CORE := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+PACKAGE := $(CORE) README.md LICENSE $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed)
+SANITIZED := .venv-sanitize/bin
+
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint types unit sanitize wheel clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: .venv/.installed  ## install the package and run the worked examples (NumPy only)
+	$(BIN)/ndpool demo
+
+test: lint types unit  ## what every change must pass: lint, types, tests
+
+lint: .venv/.development  ## check and format-check Python and C++
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror csrc/*
+
+types: .venv/.development  ## check the types of the package
+	$(BIN)/mypy --strict src
+
+unit: .venv/.development  ## run the tests and the examples in the documentation
+	$(BIN)/pytest -n 2
+
+# AddressSanitizer has to be loaded before Python, and the C++ library with it, or it cannot catch what is thrown.
+sanitize: .venv-sanitize/.installed  ## run the tests with a core that watches its memory (no PyTorch, slow)
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(SANITIZED)/pytest -m "not torch" tests/
+
+wheel: .venv/.made  ## build a wheel into dist/
+	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+clean:  ## remove everything that make made
+	rm -rf .venv .venv-sanitize build dist .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.made .venv-sanitize/.made:
+	$(PYTHON) -m venv $(@D)
+	touch $@
+
+# The two installations of the package in .venv replace each other, so each takes away the other's stamp.
+.venv/.installed: .venv/.made $(PACKAGE)
+	$(BIN)/python -m pip install .
+	rm -f .venv/.development
+	touch $@
+
+.venv/.development: .venv/.made $(CORE)
+	$(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install --editable '.[test]'
+	rm -f .venv/.installed
+	touch $@
+
+.venv-sanitize/.installed: .venv-sanitize/.made $(PACKAGE)
+	$(SANITIZED)/python -m pip install '.[test]' --config-settings=build-dir=build/sanitize \
+	    --config-settings=cmake.define.NDPOOL_SANITIZE=ON
+	touch $@

@@ -1,0 +1,436 @@
+// Python's door to the core: buffers in, a Problem out, the GIL released around the work. No Python object goes
+// below this file. Arguments were checked by geometry.py; what is checked again here is only what memory safety
+// needs, and a failure there is a fault of the package, not of its caller.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+#include "kernels.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace ndpool;
+
+namespace {
+
+constexpr int64_t serial_bytes = 1 << 20;  // below this a thread's wake-up costs more than its help
+
+int64_t item_size(Dtype t) {
+  constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+  return sizes[int(t)];
+}
+
+[[noreturn]] void fault(const char* what) { throw std::runtime_error(std::string("ndpool core: ") + what); }
+
+class Buffer {
+public:
+  Buffer(nb::handle object, Dtype type, bool writable) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
+      throw nb::python_error();
+    const int64_t item = item_size(type);
+    if (view_.itemsize != item || view_.ndim > max_lead + max_axes) {
+      PyBuffer_Release(&view_);
+      fault("a buffer does not have the layout it was announced with");
+    }
+    aligned_ = reinterpret_cast<std::uintptr_t>(view_.buf) % item == 0;
+    for (int a = 0; a < view_.ndim; ++a) aligned_ &= view_.shape[a] < 2 || view_.strides[a] % item == 0;
+  }
+  Buffer(const Buffer&) = delete;
+  ~Buffer() { PyBuffer_Release(&view_); }
+
+  int ndim() const { return view_.ndim; }
+  int64_t shape(int a) const { return view_.shape[a]; }
+  int64_t stride(int a) const { return view_.strides[a]; }
+  char* data() const { return static_cast<char*>(view_.buf); }
+  bool aligned() const { return aligned_; }
+
+private:
+  Py_buffer view_;
+  bool aligned_;
+};
+
+using Table = std::optional<std::vector<int64_t>>;
+using AxisArgs =
+    std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, Table, Table, int64_t>;
+
+class Plan {
+public:
+  explicit Plan(const std::vector<AxisArgs>& axes) {
+    if (axes.empty() || axes.size() > max_axes) fault("a plan has 1 to 6 axes");
+    for (const AxisArgs& args : axes) {
+      Axis a{};
+      int64_t planes;
+      Table starts, counts;
+      std::tie(a.size, a.out, a.kernel, a.stride, a.step, a.origin, a.lo, a.hi, starts, counts, planes) =
+          args;
+      a.uncropped = a.kernel;
+      if (starts) {
+        if (!counts || starts->size() != counts->size() || int64_t(starts->size()) != planes * a.out)
+          fault("bad table");
+        for (size_t o = 0; o < starts->size(); ++o)
+          if ((*starts)[o] < 0 || (*counts)[o] < 0 || (*counts)[o] > a.kernel ||
+              (*starts)[o] + (*counts)[o] > a.size)
+            fault("a window leaves the input");
+        tables_.push_back(std::move(*starts));
+        a.starts = tables_.back().data();
+        tables_.push_back(std::move(*counts));
+        a.counts = tables_.back().data();
+        a.table_stride = planes > 1 ? a.out : 0;
+        planes_ = std::max(planes_, planes);
+      } else {
+        crop(a);
+      }
+      axes_.push_back(a);
+    }
+  }
+
+  const std::vector<Axis>& axes() const { return axes_; }
+  int64_t planes() const { return planes_; }
+  int64_t taps() const {
+    int64_t n = 1;
+    for (const Axis& a : axes_)
+      if (__builtin_mul_overflow(n, a.kernel, &n)) return INT64_MAX;
+    return n;
+  }
+
+private:
+  // Cuts off the taps that stand outside the input in every window: padding may be far wider than the input.
+  static void crop(Axis& a) {
+    if (a.size < 1 || a.kernel < 1 || a.stride < 1 || a.step < 1 || a.out < 0) fault("bad axis");
+    if (a.out == 0 || (a.kernel - 1) * a.step < 2 * a.size + 64) return;
+    const int64_t front =
+        std::min(a.kernel - 1, std::max<int64_t>(0, ceil_div(-a.origin - (a.out - 1) * a.stride, a.step)));
+    const int64_t end = std::min(a.kernel, std::max<int64_t>(front + 1, ceil_div(a.size - a.origin, a.step)));
+    a.cropped = front;
+    a.origin += front * a.step;
+    a.kernel = end - front;
+  }
+
+  std::vector<Axis> axes_;
+  std::vector<std::vector<int64_t>> tables_;
+  int64_t planes_ = 1;
+};
+
+std::atomic<const Kernels*> kernels{nullptr};
+
+std::vector<std::string> isa_names() {
+  int n;
+  const Kernels* const* sets = available_kernels(n);
+  std::vector<std::string> names;
+  for (int i = 0; i < n; ++i) names.emplace_back(sets[i]->name);
+  return names;
+}
+
+bool set_isa(const std::string& name) {
+  int n;
+  const Kernels* const* sets = available_kernels(n);
+  for (int i = 0; i < n; ++i)
+    if (name == sets[i]->name) {
+      kernels.store(sets[i]);
+      return true;
+    }
+  return false;
+}
+
+// Scratch of the calling thread, kept between calls while it is small.
+char* own_scratch(int64_t bytes) {
+  struct Kept {
+    std::unique_ptr<char[]> memory;
+    int64_t bytes = 0;
+  };
+  thread_local Kept kept;
+  if (bytes > kept.bytes) {
+    kept.bytes = 0;
+    kept.memory.reset(new char[size_t(bytes) + 64]);
+    kept.bytes = bytes;
+  }
+  const auto at = reinterpret_cast<std::uintptr_t>(kept.memory.get());
+  return reinterpret_cast<char*>((at + 63) / 64 * 64);
+}
+
+// The arrays of a problem share their leading axes; `small` marks those with the plan's outputs, others its inputs.
+struct Member {
+  Array* array;
+  const Buffer* buffer;
+  bool outputs;
+};
+
+void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
+             std::initializer_list<Member> members, const Array& lane_of, int64_t lane_item) {
+  const Buffer& first = *members.begin()->buffer;
+  const int ndim = first.ndim();
+  p.n_axes = int(plan.axes().size());
+  if (int(pooled.size()) != p.n_axes || ndim < p.n_axes) fault("wrong number of axes");
+  bool is_pooled[max_lead + max_axes] = {};
+  for (int a = 0; a < p.n_axes; ++a) {
+    if (pooled[a] < 0 || pooled[a] >= ndim) fault("axis out of range");
+    is_pooled[pooled[a]] = true;
+    p.axes[a] = plan.axes()[a];
+    for (const Member& m : members) {
+      if (m.buffer->ndim() != ndim ||
+          m.buffer->shape(pooled[a]) != (m.outputs ? p.axes[a].out : p.axes[a].size))
+        fault("an array does not fit the plan");
+      m.array->pooled[a] = m.buffer->stride(pooled[a]);
+    }
+  }
+  for (const Member& m : members) m.array->data = m.buffer->data();
+  const bool rows_packed = lane_of.pooled[p.n_axes - 1] == lane_item;
+  bool has_lane = false;
+  for (int a = 0; a < ndim; ++a) {
+    if (is_pooled[a]) continue;
+    const int64_t extent = first.shape(a);
+    for (const Member& m : members)
+      if (m.buffer->shape(a) != extent) fault("leading axes differ");
+    if (extent == 1) continue;
+    int64_t strides[8];
+    int k = 0;
+    bool is_lane = false;
+    for (const Member& m : members) {
+      strides[k++] = m.buffer->stride(a);
+      is_lane |= m.array == &lane_of && m.buffer->stride(a) == lane_item;
+    }
+    if (is_lane && !rows_packed && !has_lane && extent >= 8 && plan.planes() == 1) {
+      has_lane = true;
+      p.lanes = extent;
+      k = 0;
+      for (const Member& m : members) m.array->lane = strides[k++];
+      continue;
+    }
+    p.planes *= extent;
+    bool joins = p.n_lead > 0;
+    k = 0;
+    for (const Member& m : members) joins = joins && m.array->lead[p.n_lead - 1] == extent * strides[k++];
+    const int at = joins ? p.n_lead - 1 : p.n_lead++;
+    p.lead_shape[at] = joins ? p.lead_shape[at] * extent : extent;
+    k = 0;
+    for (const Member& m : members) m.array->lead[at] = strides[k++];
+  }
+  if (plan.planes() > 1 && plan.planes() != p.planes) fault("one table per plane is needed");
+}
+
+void execute(Problem& p, const Kernel& kernel, int64_t rows, int64_t cost) {
+  nb::gil_scoped_release release;
+  kernel.prepare(p);
+  p.units *= rows;
+  const int64_t scratch = (p.scratch + 127) / 64 * 64;
+  const int workers = cost < serial_bytes ? 1 : int(std::min<int64_t>(num_threads(), p.units));
+  if (workers <= 1) return kernel.run(p, 0, p.units, own_scratch(scratch));
+  std::unique_ptr<char[]> memory(new char[size_t(scratch) * workers + 64]);
+  char* at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
+  parallel_for(p.units, workers, [&](int worker, int64_t begin, int64_t end) {
+    kernel.run(p, begin, end, at + worker * scratch);
+  });
+}
+
+int64_t cost_of(const Problem& p, int64_t item) {
+  double inputs = double(p.planes) * p.lanes, outputs = inputs, taps = 0;
+  for (int a = 0; a < p.n_axes; ++a) {
+    inputs *= double(p.axes[a].size);
+    outputs *= double(p.axes[a].out);
+    taps += double(p.axes[a].kernel);
+  }
+  return int64_t(std::min(1e18, std::max(inputs + outputs, outputs * taps) * double(item)));
+}
+
+bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vector<int>& axes, nb::handle y,
+             int y_type, nb::handle extra, int extra_kind, bool divide, int64_t divisor, double norm) {
+  Problem p;
+  p.op = Op(op);
+  p.x_type = Dtype(x_type);
+  p.y_type = Dtype(y_type);
+  p.extra = Extra(extra_kind);
+  p.divide = divide;
+  p.divisor = divisor;
+  p.norm = norm;
+  const Buffer xb(x, p.x_type, false), yb(y, p.y_type, true);
+  std::optional<Buffer> eb;
+  if (p.extra != Extra::none) {
+    constexpr Dtype kinds[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
+    eb.emplace(extra, kinds[extra_kind], true);
+    if (plan.taps() > int64_t(UINT32_MAX))
+      throw nb::value_error("a window of more than 2**32 - 1 elements has no indices");
+    if (p.extra == Extra::offset8 && plan.taps() > 256) fault("the window needs wider offsets");
+  }
+  if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
+  const int64_t item = item_size(p.x_type);
+  if (eb)
+    lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}, {&p.extra_array, &*eb, true}}, p.x, item);
+  else
+    lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}}, p.x, item);
+  int64_t rows = 1, outputs = p.planes * p.lanes;
+  for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].out;
+  outputs *= rows * p.axes[p.n_axes - 1].out;
+  if (outputs) execute(p, kernels.load()->forward(p), rows, cost_of(p, item));
+  return true;
+}
+
+// The gradient of the inputs. Lp: `inputs` was copied to `grad_input` by the caller, `aux` holds the outputs.
+bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::vector<int>& axes,
+              nb::handle grad_input, nb::handle offsets, int offset_kind, nb::handle outputs, bool divide,
+              int64_t divisor, double norm) {
+  Problem p;
+  p.op = Op(op);
+  p.x_type = p.y_type = Dtype(type);
+  p.extra = Extra(offset_kind);
+  p.divide = divide;
+  p.divisor = divisor;
+  p.norm = norm;
+  const Buffer gb(grad, p.x_type, false), ib(grad_input, p.y_type, true);
+  std::optional<Buffer> other;
+  if (p.extra != Extra::none)
+    other.emplace(offsets, p.extra == Extra::offset8 ? Dtype::u8 : Dtype::i32, false);
+  else if (p.op == Op::lp)
+    other.emplace(outputs, p.x_type, false);
+  if (!gb.aligned() || !ib.aligned() || (other && !other->aligned())) return false;
+  const int64_t item = item_size(p.x_type);
+  if (other)
+    lay_out(p, plan, axes,
+            {{&p.x, &gb, true},
+             {&p.y, &ib, false},
+             {p.extra != Extra::none ? &p.extra_array : &p.aux, &*other, true}},
+            p.y, item);
+  else
+    lay_out(p, plan, axes, {{&p.x, &gb, true}, {&p.y, &ib, false}}, p.y, item);
+  int64_t rows = 1, inputs = p.planes * p.lanes;
+  for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].size;
+  inputs *= rows * p.axes[p.n_axes - 1].size;
+  if (inputs) execute(p, kernels.load()->backward(p), rows, cost_of(p, item));
+  return true;
+}
+
+// A stack of flat planes: leading axes, and pooled axes that step through memory evenly.
+struct Planes {
+  char* data;
+  int64_t count = 1, size = 1, step = 0;
+  int n_lead = 0;
+  int64_t shape[max_lead], stride[max_lead];
+
+  static std::optional<Planes> of(const Buffer& b, int n_axes) {
+    Planes planes{b.data()};
+    const int n_lead = b.ndim() - n_axes;
+    if (n_lead < 0 || n_lead > max_lead || !b.aligned()) return std::nullopt;
+    for (int a = b.ndim() - 1; a >= n_lead; --a) {
+      if (b.shape(a) > 1) {
+        if (planes.size == 1)
+          planes.step = b.stride(a);
+        else if (b.stride(a) != planes.step * planes.size)
+          return std::nullopt;
+      }
+      planes.size *= b.shape(a);
+    }
+    planes.n_lead = n_lead;
+    for (int a = 0; a < n_lead; ++a) {
+      planes.shape[a] = b.shape(a);
+      planes.stride[a] = b.stride(a);
+      planes.count *= b.shape(a);
+    }
+    return planes;
+  }
+  char* plane(int64_t i) const {
+    char* at = data;
+    for (int a = n_lead - 1; a >= 0; --a) {
+      at += i % shape[a] * stride[a];
+      i /= shape[a];
+    }
+    return at;
+  }
+};
+
+// The first index outside [0, limit) in the order of the planes, or limit itself when there is none.
+int64_t bad_index(const Planes& indices, int64_t limit) {
+  std::atomic<bool> bad{false};
+  const auto scan = [&](int64_t plane, auto&& found) {
+    const char* at = indices.plane(plane);
+    for (int64_t j = 0; j < indices.size; ++j) {
+      const int64_t i = *reinterpret_cast<const int64_t*>(at + j * indices.step);
+      if (std::uint64_t(i) >= std::uint64_t(limit)) return found(i);
+    }
+  };
+  const int workers = indices.count * indices.size * 8 < serial_bytes ? 1 : num_threads();
+  parallel_for(indices.count, workers, [&](int, int64_t begin, int64_t end) {
+    for (int64_t plane = begin; plane < end; ++plane) scan(plane, [&](int64_t) { bad.store(true); });
+  });
+  int64_t first = limit;
+  if (bad.load())
+    for (int64_t plane = 0; plane < indices.count && first == limit; ++plane)
+      scan(plane, [&](int64_t i) { first = i; });
+  return first;
+}
+
+template <class T>
+void move_items(const Planes& wide, const Planes& narrow, const Planes& indices, bool scatter) {
+  const int workers = narrow.count * narrow.size * int64_t(sizeof(T) + 8) < serial_bytes ? 1 : num_threads();
+  parallel_for(narrow.count, workers, [&](int, int64_t begin, int64_t end) {
+    for (int64_t plane = begin; plane < end; ++plane) {
+      char *w = wide.plane(plane), *v = narrow.plane(plane);
+      const char* at = indices.plane(plane);
+      for (int64_t j = 0; j < narrow.size; ++j) {
+        T* there =
+            reinterpret_cast<T*>(w + *reinterpret_cast<const int64_t*>(at + j * indices.step) * wide.step);
+        T* here = reinterpret_cast<T*>(v + j * narrow.step);
+        if (scatter)
+          *there = *here;
+        else
+          *here = *there;
+      }
+    }
+  });
+}
+
+// Unpooling (scatter) and its adjoint (gather). Repeated indices: the last in row-major order stays.
+// Returns (understood, index): not understood asks for packed copies; an index other than -1 is out of range.
+std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narrow, nb::handle indices,
+                                                int type, int n_axes, bool scatter) {
+  const Dtype dtype = Dtype(type);
+  const Buffer wb(wide, dtype, scatter), nb_(narrow, dtype, !scatter), ib(indices, Dtype::i64, false);
+  const auto w = Planes::of(wb, n_axes), n = Planes::of(nb_, n_axes), i = Planes::of(ib, n_axes);
+  if (!w || !n || !i) return {false, std::nullopt};
+  if (w->count != n->count || n->count != i->count || n->size != i->size) fault("planes differ");
+  if (n->count == 0 || n->size == 0) return {true, std::nullopt};
+  nb::gil_scoped_release release;
+  const int64_t first = bad_index(*i, w->size);
+  if (first != w->size || w->size == 0) return {true, first};
+  switch (item_size(dtype)) {
+  case 1:
+    move_items<std::uint8_t>(*w, *n, *i, scatter);
+    break;
+  case 2:
+    move_items<std::uint16_t>(*w, *n, *i, scatter);
+    break;
+  case 4:
+    move_items<std::uint32_t>(*w, *n, *i, scatter);
+    break;
+  default:
+    move_items<std::uint64_t>(*w, *n, *i, scatter);
+  }
+  return {true, std::nullopt};
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  int n;
+  kernels.store(available_kernels(n)[0]);
+  nb::class_<Plan>(m, "Plan")
+      .def(nb::init<const std::vector<AxisArgs>&>(), "axes"_a)
+      .def_prop_ro("taps", &Plan::taps);
+  m.def("forward", &forward, "plan"_a, "op"_a, "x"_a, "x_type"_a, "axes"_a, "y"_a, "y_type"_a,
+        "extra"_a.none(), "extra_kind"_a, "divide"_a, "divisor"_a, "norm"_a);
+  m.def("backward", &backward, "plan"_a, "op"_a, "grad"_a, "type"_a, "axes"_a, "grad_input"_a,
+        "offsets"_a.none(), "offset_kind"_a, "outputs"_a.none(), "divide"_a, "divisor"_a, "norm"_a);
+  m.def("unpool", &unpool, "wide"_a, "narrow"_a, "indices"_a, "type"_a, "n_axes"_a, "scatter"_a);
+  m.def("isa", [] { return std::string(kernels.load()->name); });
+  m.def("isa_names", &isa_names);
+  m.def("set_isa", &set_isa, "name"_a);
+  m.def("num_threads", &num_threads);
+  m.def("set_num_threads", &set_num_threads, "n"_a);
+  m.def("set_default_threads", &set_default_threads, "n"_a);
+}

@@ -1,0 +1,150 @@
+// Rows in and out: from any storage type and any strides to a packed row of the compute type, and back.
+// Kernels know only compute types; these few loops are the only ones that know storage types.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "reducers.h"
+
+namespace ndpool {
+namespace {
+
+// A row in an array: `n` positions of `lanes` elements each, with byte strides.
+struct Row {
+  char* data;
+  int64_t stride, lane, n, lanes;
+
+  bool packed(int64_t item) const {
+    return (lanes == 1 || lane == item) && (n == 1 || stride == item * lanes);
+  }
+};
+
+inline double power(double x, double p) {
+  return p == 2 ? x * x : p == 1 ? x : p == 0.5 ? std::sqrt(x) : std::pow(x, p);
+}
+inline float power(float x, float p) {
+  return p == 2 ? x * x : p == 1 ? x : p == 0.5f ? std::sqrt(x) : std::pow(x, p);
+}
+
+template <class T, class F> inline void each(const Row& row, F&& f) {
+  if (row.packed(sizeof(T))) {
+    T* data = reinterpret_cast<T*>(row.data);
+    const int64_t n = row.n * row.lanes;
+    for (int64_t j = 0; j < n; ++j) f(data[j], j);
+  } else if (row.lanes == 1) {
+    for (int64_t j = 0; j < row.n; ++j) f(*reinterpret_cast<T*>(row.data + j * row.stride), j);
+  } else {
+    for (int64_t j = 0; j < row.n; ++j)
+      for (int64_t c = 0; c < row.lanes; ++c)
+        f(*reinterpret_cast<T*>(row.data + j * row.stride + c * row.lane), j * row.lanes + c);
+  }
+}
+
+template <class S, class V> void load_row(const Row& row, V* __restrict dst) {
+  each<S>(row, [dst](const S& s, int64_t j) { dst[j] = load_as<V>(s); });
+}
+
+template <class V, class O> void store_row(const V* __restrict src, const Row& row) {
+  each<O>(row, [src](O& o, int64_t j) { o = store_as<O>(src[j]); });
+}
+
+template <class V> using Load = void (*)(const Row&, V*);
+template <class V> using Store = void (*)(const V*, const Row&);
+
+// Which storage types may meet a compute type: itself, the halves with float, and everything that sums widen.
+template <class V> Load<V> loader(Dtype type, bool widening) {
+  if constexpr (is_real<V>) {
+    switch (type) {
+    case Dtype::f16:
+      return load_row<f16, V>;
+    case Dtype::bf16:
+      return load_row<bf16, V>;
+    case Dtype::f32:
+      return load_row<float, V>;
+    case Dtype::f64:
+      return load_row<double, V>;
+    default:
+      break;
+    }
+  }
+  if constexpr (sizeof(V) == 8) {
+    if (widening) switch (type) {
+      case Dtype::b8:
+      case Dtype::u8:
+        return load_row<std::uint8_t, V>;
+      case Dtype::i8:
+        return load_row<std::int8_t, V>;
+      case Dtype::u16:
+        return load_row<std::uint16_t, V>;
+      case Dtype::i16:
+        return load_row<std::int16_t, V>;
+      case Dtype::u32:
+        return load_row<std::uint32_t, V>;
+      case Dtype::i32:
+        return load_row<std::int32_t, V>;
+      case Dtype::u64:
+        return load_row<std::uint64_t, V>;
+      case Dtype::i64:
+        return load_row<std::int64_t, V>;
+      default:
+        break;
+      }
+  }
+  return load_row<V, V>;
+}
+
+template <class V> Store<V> storer(Dtype type, bool widening) {
+  if constexpr (is_real<V>) {
+    switch (type) {
+    case Dtype::f16:
+      return store_row<V, f16>;
+    case Dtype::bf16:
+      return store_row<V, bf16>;
+    case Dtype::f32:
+      return store_row<V, float>;
+    case Dtype::f64:
+      return store_row<V, double>;
+    default:
+      break;
+    }
+  } else if constexpr (sizeof(V) == 8) {
+    if (widening) switch (type) {
+      case Dtype::u8:
+        return store_row<V, std::uint8_t>;
+      case Dtype::i8:
+        return store_row<V, std::int8_t>;
+      case Dtype::u16:
+        return store_row<V, std::uint16_t>;
+      case Dtype::i16:
+        return store_row<V, std::int16_t>;
+      case Dtype::u32:
+        return store_row<V, std::uint32_t>;
+      case Dtype::i32:
+        return store_row<V, std::int32_t>;
+      case Dtype::u64:
+        return store_row<V, std::uint64_t>;
+      case Dtype::i64:
+        return store_row<V, std::int64_t>;
+      default:
+        break;
+      }
+  }
+  return store_row<V, V>;
+}
+
+template <class T> constexpr Dtype dtype_of() {
+  if constexpr (std::is_same_v<T, float>) return Dtype::f32;
+  if constexpr (std::is_same_v<T, double>) return Dtype::f64;
+  if constexpr (std::is_integral_v<T>) {
+    constexpr int log2 = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
+    return Dtype(1 + 2 * log2 + std::is_unsigned_v<T>);
+  }
+}
+
+template <class V> constexpr bool stored_as(Dtype type) {
+  return type == dtype_of<V>() || (type == Dtype::b8 && dtype_of<V>() == Dtype::u8);
+}
+
+}  // namespace
+}  // namespace ndpool

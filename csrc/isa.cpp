@@ -1,0 +1,47 @@
+// Which instruction sets are built in, and which of them this processor can run.
+#include "kernels.h"
+
+namespace ndpool {
+
+// Best first.
+#if defined(__x86_64__)
+#define NDPOOL_ISA_LIST(DO) DO(avx512) DO(avx2) DO(baseline)
+#else
+#define NDPOOL_ISA_LIST(DO) DO(baseline)
+#endif
+
+#define NDPOOL_DECLARE(isa) extern const Kernels kernels_##isa;
+NDPOOL_ISA_LIST(NDPOOL_DECLARE)
+
+namespace {
+
+#if defined(__x86_64__)
+bool runs_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512cd");
+}
+bool runs_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+}
+#endif
+bool runs_baseline() { return true; }
+
+}  // namespace
+
+const Kernels* const* available_kernels(int& count) {
+  struct List {
+    const Kernels* sets[4];
+    int count = 0;
+    List() {
+#define NDPOOL_ADD(isa) \
+  if (runs_##isa()) sets[count++] = &kernels_##isa;
+      NDPOOL_ISA_LIST(NDPOOL_ADD)
+    }
+  };
+  static const List list;
+  count = list.count;
+  return list.sets;
+}
+
+}  // namespace ndpool

@@ -1,0 +1,106 @@
+// Compiled once per instruction set (NDPOOL_ISA names it) with that set's flags. Everything below has internal
+// linkage, so that no function compiled for a newer processor can take the place of its namesake elsewhere.
+#include "kernels.h"
+
+#include "backward.h"
+#include "direct.h"
+
+namespace ndpool {
+namespace {
+
+template <class Engine> constexpr Kernel kernel_of() { return {Engine::prepare, Engine::run}; }
+
+template <template <class> class R, class V, class S = V> Kernel pick(const Problem& p) {
+  if constexpr (is_real<V> || sizeof(V) == 1)
+    if (p.extra == Extra::none && DirectRows<R<V>, S>::serves(p)) return kernel_of<DirectRows<R<V>, S>>();
+  if (columns_first<V>(p)) return kernel_of<ColumnsFirst<R<V>>>();
+  return p.extra == Extra::none ? kernel_of<RowsFirst<R<V>, false>>() : kernel_of<RowsFirst<R<V>, true>>();
+}
+
+template <template <class> class R> Kernel pick(const Problem& p) {
+  switch (p.x_type) {
+  case Dtype::b8:
+  case Dtype::u8:
+    return pick<R, std::uint8_t>(p);
+  case Dtype::i8:
+    return pick<R, std::int8_t>(p);
+  case Dtype::u16:
+    return pick<R, std::uint16_t>(p);
+  case Dtype::i16:
+    return pick<R, std::int16_t>(p);
+  case Dtype::u32:
+    return pick<R, std::uint32_t>(p);
+  case Dtype::i32:
+    return pick<R, std::int32_t>(p);
+  case Dtype::u64:
+    return pick<R, std::uint64_t>(p);
+  case Dtype::i64:
+    return pick<R, std::int64_t>(p);
+  case Dtype::f64:
+    return pick<R, double>(p);
+  case Dtype::f16:
+    return pick<R, float, f16>(p);
+  case Dtype::bf16:
+    return pick<R, float, bf16>(p);
+  case Dtype::f32:
+    return pick<R, float>(p);
+  }
+  __builtin_unreachable();
+}
+
+// Halves and float32 add up in float32, float64 and integers that become floats in float64.
+Kernel sum(const Problem& p) {
+  if (p.op == Op::sum) {
+    if (p.x_type == Dtype::f32 && DirectRows<Sum<float>, float>::serves(p))
+      return kernel_of<DirectRows<Sum<float>, float>>();
+    if (p.x_type == Dtype::f64 && DirectRows<Sum<double>, double>::serves(p))
+      return kernel_of<DirectRows<Sum<double>, double>>();
+    if (p.x_type == Dtype::bf16 && DirectRows<Sum<float>, bf16>::serves(p))
+      return kernel_of<DirectRows<Sum<float>, bf16>>();
+    if (p.x_type == Dtype::f16 && DirectRows<Sum<float>, f16>::serves(p))
+      return kernel_of<DirectRows<Sum<float>, f16>>();
+  }
+  if (p.y_type >= Dtype::f16)
+    return p.x_type >= Dtype::f16 && p.x_type <= Dtype::f32 && p.y_type <= Dtype::f32
+               ? kernel_of<ColumnsFirst<Sum<float>>>()
+               : kernel_of<ColumnsFirst<Sum<double>>>();
+  return p.x_type == Dtype::u64 ? kernel_of<ColumnsFirst<Sum<std::uint64_t>>>()
+                                : kernel_of<ColumnsFirst<Sum<std::int64_t>>>();
+}
+
+Kernel forward(const Problem& p) {
+  switch (p.op) {
+  case Op::max:
+    return pick<Max>(p);
+  case Op::min:
+    return pick<Min>(p);
+  default:
+    return sum(p);
+  }
+}
+
+template <class V> Kernel backward_of(const Problem& p) {
+  switch (p.extra) {
+  case Extra::offset8:
+    return kernel_of<Gather<V, std::uint8_t>>();
+  case Extra::offset32:
+    return kernel_of<Gather<V, std::int32_t>>();
+  default:
+    return kernel_of<Gather<V, Spread>>();
+  }
+}
+
+Kernel backward(const Problem& p) {
+  return p.x_type == Dtype::f64 ? backward_of<double>(p) : backward_of<float>(p);
+}
+
+}  // namespace
+
+#define NDPOOL_JOIN(a, b) a##b
+#define NDPOOL_NAME(a, b) NDPOOL_JOIN(a, b)
+#define NDPOOL_TEXT(a) NDPOOL_QUOTE(a)
+#define NDPOOL_QUOTE(a) #a
+extern const Kernels NDPOOL_NAME(kernels_, NDPOOL_ISA);
+const Kernels NDPOOL_NAME(kernels_, NDPOOL_ISA) = {NDPOOL_TEXT(NDPOOL_ISA), forward, backward};
+
+}  // namespace ndpool

@@ -1,0 +1,23 @@
+// The kernels of one instruction set, as a table of functions: the only thing that crosses from the code compiled
+// for a newer processor to the code that must run on every one.
+#pragma once
+
+#include "plan.h"
+
+namespace ndpool {
+
+struct Kernel {
+  void (*prepare)(Problem&) = nullptr;  // tiles and scratch
+  void (*run)(const Problem&, int64_t begin, int64_t end, char* scratch) = nullptr;
+};
+
+struct Kernels {
+  const char* name;
+  Kernel (*forward)(const Problem&);
+  Kernel (*backward)(const Problem&);
+};
+
+// The sets built into this binary, the best that this processor runs first.
+const Kernels* const* available_kernels(int& count);
+
+}  // namespace ndpool

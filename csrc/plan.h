@@ -1,0 +1,112 @@
+// What a kernel is told: finished windows (Axis), the memory of the arrays (Array) and the shape of the work
+// (Problem). Plain data and small decoders, shared by the bindings and by every instruction set's kernels.
+// No window rule lives here: geometry.py made the plan, these functions only read it.
+#pragma once
+
+#include <cstdint>
+
+namespace ndpool {
+
+using std::int64_t;
+
+constexpr int max_axes = 6;
+constexpr int max_lead = 58;
+
+enum class Dtype : int { b8, i8, u8, i16, u16, i32, u32, i64, u64, f16, bf16, f32, f64 };
+enum class Op : int { max, min, sum, lp };
+// What is stored beside the values: nothing, offsets inside the window, or positions in the plane.
+enum class Extra : int { none, offset8, offset32, index64 };
+
+struct Window {
+  int64_t start, taps, lead;  // first index inside the input, taps inside, number of the first of them
+};
+
+struct Axis {
+  int64_t size, out, kernel, stride, step, origin;
+  int64_t lo, hi;  // taps at positions in [lo, hi) count towards the divisor
+  int64_t uncropped,
+      cropped;  // taps before any that never meets the input was cut off, and those cut in front
+  const int64_t *starts = nullptr, *counts = nullptr;  // irregular axis
+  int64_t table_stride = 0;  // distance between the tables of two planes (0: one table for all)
+
+  bool regular() const { return starts == nullptr; }
+};
+
+static inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
+static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// The taps of window o that stand in [lo, hi).
+static inline Window taps_within(const Axis& a, int64_t o, int64_t lo, int64_t hi) {
+  const int64_t first = a.origin + o * a.stride;
+  if (a.step == 1) {  // the common case, without divisions
+    const int64_t start = most(first, lo);
+    return {start, most(0, least(first + a.kernel, hi) - start), least(start - first, a.kernel - 1)};
+  }
+  const int64_t lead = most(0, ceil_div(lo - first, a.step));
+  const int64_t start = first + lead * a.step;
+  const int64_t taps = start >= hi ? 0 : least(a.kernel - lead, ceil_div(hi - start, a.step));
+  return {start, most(0, taps), least(lead, a.kernel - 1)};
+}
+
+static inline Window window(const Axis& a, int64_t o) {
+  if (!a.regular()) return {a.starts[o], a.counts[o], 0};
+  return taps_within(a, o, 0, a.size);
+}
+
+static inline int64_t share(const Axis& a, int64_t o) {
+  if (!a.regular()) return a.counts[o];
+  Axis whole = a;
+  whole.kernel = a.uncropped;
+  whole.origin = a.origin - a.cropped * a.step;
+  return taps_within(whole, o, a.lo, a.hi).taps;
+}
+
+// The outputs [lo, hi) within [o0, o1) whose windows lie wholly inside the input: the regular interior.
+struct Range {
+  int64_t lo, hi;
+};
+
+static inline Range interior(const Axis& a, int64_t o0, int64_t o1) {
+  if (!a.regular()) return {o1, o1};
+  const int64_t span = (a.kernel - 1) * a.step + 1;
+  const int64_t lo = most(o0, ceil_div(-a.origin, a.stride));
+  const int64_t hi = least(o1, floor_div(a.size - span - a.origin, a.stride) + 1);
+  return lo < hi ? Range{lo, hi} : Range{o1, o1};
+}
+
+// The outputs of a regular axis whose tap t stands in [lo, hi).
+static inline Range outputs_with_tap(const Axis& a, int64_t t, int64_t lo, int64_t hi) {
+  const int64_t shift = a.origin + t * a.step;
+  return {most(0, ceil_div(lo - shift, a.stride)), least(a.out, ceil_div(hi - shift, a.stride))};
+}
+
+struct Array {
+  char* data = nullptr;
+  int64_t lead[max_lead] = {}, pooled[max_axes] = {}, lane = 1;  // strides in bytes
+};
+
+struct Problem {
+  Op op = Op::max;
+  Extra extra = Extra::none;
+  Dtype x_type{}, y_type{};
+  int n_axes = 0, n_lead = 0;
+  Axis axes[max_axes];
+  int64_t lead_shape[max_lead] = {};
+  int64_t planes = 1;
+  int64_t lanes = 1;  // extent of a leading axis whose elements are neighbours; rows carry it inside
+  int64_t tile = 0;   // outputs (backward: inputs) of the last axis worked on at a time
+  int64_t tiles = 1;
+  int64_t units = 0;             // rows of work: planes * tiles * rows of the outer axes
+  int64_t divisor = 0;           // > 0 or < 0: divide by this; 0: divide by the windows' shares
+  bool divide = false;           // sum: false, avg: true
+  double norm = 0;               // Lp
+  int64_t scratch = 0;           // bytes of scratch a worker needs
+  Array x, y, extra_array, aux;  // in this order: arrays() is all of them
+
+  static constexpr int n_arrays = 4;
+  const Array* arrays() const { return &x; }
+};
+
+}  // namespace ndpool

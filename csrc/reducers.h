@@ -1,0 +1,121 @@
+// The reducers: init, pick/add, and the fold of whole rows. Written once, used by every loop.
+// A later element replaces an earlier one only if it is strictly better or NaN: first of ties, last of NaNs.
+#pragma once
+
+#include <limits>
+
+#include "numbers.h"
+#include "plan.h"
+
+namespace ndpool {
+namespace {
+
+using Code = std::uint32_t;  // position inside a window, counted over its whole nominal extent
+
+template <class T> inline bool is_nan(T v) {
+  if constexpr (is_real<T>)
+    return v != v;
+  else
+    return false;
+}
+
+template <class T> struct Max {
+  using V = T;
+  static constexpr bool picks = true;
+  static V init() {
+    if constexpr (is_real<V>)
+      return -std::numeric_limits<V>::infinity();
+    else
+      return std::numeric_limits<V>::lowest();
+  }
+  template <class T2> static auto beats(T2 later, T2 best) { return later > best; }
+  static bool better(V later, V best) { return beats(later, best) | is_nan(later); }
+  static V merge(V later, V best) { return better(later, best) ? later : best; }
+};
+
+template <class T> struct Min {
+  using V = T;
+  static constexpr bool picks = true;
+  static V init() {
+    if constexpr (is_real<V>)
+      return std::numeric_limits<V>::infinity();
+    else
+      return std::numeric_limits<V>::max();
+  }
+  template <class T2> static auto beats(T2 later, T2 best) { return later < best; }
+  static bool better(V later, V best) { return beats(later, best) | is_nan(later); }
+  static V merge(V later, V best) { return better(later, best) ? later : best; }
+};
+
+template <class T> struct Sum {
+  using V = T;
+  static constexpr bool picks = false;
+  static V init() { return V(0); }
+  // Integer sums wrap as NumPy's do, instead of overflowing into undefined behaviour.
+  static V merge(V later, V sum) {
+    if constexpr (is_real<V>)
+      return sum + later;
+    else
+      return V(std::uint64_t(sum) + std::uint64_t(later));
+  }
+  static V negated(V v) {
+    if constexpr (is_real<V>)
+      return -v;
+    else
+      return V(0 - std::uint64_t(v));
+  }
+};
+
+// Values with their codes: the candidate for the best of a window.
+template <class R> inline void merge_coded(typename R::V later, Code code, typename R::V& best, Code& at) {
+  const bool better = R::better(later, best);
+  best = better ? later : best;
+  at = better ? code : at;
+}
+
+// dst = rows[0] . rows[1] . ... (after dst itself when `go_on`), element by element, in this order.
+template <class R>
+void fold(const typename R::V* const* rows, int n, typename R::V* dst, int64_t length, bool go_on) {
+  using V = typename R::V;
+  int r = 0;
+  if (!go_on) {
+    const V *a = rows[0], *b = n > 1 ? rows[1] : nullptr, *c = n > 2 ? rows[2] : nullptr;
+    if (n == 1)
+      for (int64_t j = 0; j < length; ++j) dst[j] = a[j];
+    else if (n == 2)
+      for (int64_t j = 0; j < length; ++j) dst[j] = R::merge(b[j], a[j]);
+    else
+      for (int64_t j = 0; j < length; ++j) dst[j] = R::merge(c[j], R::merge(b[j], a[j]));
+    r = n < 3 ? n : 3;
+  }
+  for (; r + 1 < n; r += 2) {
+    const V *a = rows[r], *b = rows[r + 1];
+    for (int64_t j = 0; j < length; ++j) dst[j] = R::merge(b[j], R::merge(a[j], dst[j]));
+  }
+  if (r < n) {
+    const V* a = rows[r];
+    for (int64_t j = 0; j < length; ++j) dst[j] = R::merge(a[j], dst[j]);
+  }
+}
+
+// The same with codes: every row brings codes of its own (or none, when codes[r] is null) plus a base.
+template <class R> void fold_coded(const typename R::V* const* rows, const Code* const* codes,
+                                   const Code* base, int n, typename R::V* dst, Code* at, int64_t length,
+                                   bool go_on) {
+  for (int r = 0; r < n; ++r) {
+    const typename R::V* a = rows[r];
+    const Code* c = codes[r];
+    const Code b = base[r];
+    if (r == 0 && !go_on) {
+      for (int64_t j = 0; j < length; ++j) dst[j] = a[j];
+      for (int64_t j = 0; j < length; ++j) at[j] = c ? c[j] + b : b;
+    } else if (c) {
+      for (int64_t j = 0; j < length; ++j) merge_coded<R>(a[j], c[j] + b, dst[j], at[j]);
+    } else {
+      for (int64_t j = 0; j < length; ++j) merge_coded<R>(a[j], b, dst[j], at[j]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ndpool

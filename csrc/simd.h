@@ -1,0 +1,84 @@
+// Vectors: the compiler's own vector types behind a handful of names, so that one source serves every instruction
+// set. The width follows the flags this file is compiled with; loads and stores take any alignment.
+#pragma once
+
+#include <utility>
+
+#include "reducers.h"
+
+namespace ndpool {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int vector_bytes = 64;
+#elif defined(__AVX2__)
+constexpr int vector_bytes = 32;
+#else
+constexpr int vector_bytes = 16;
+#endif
+
+template <class T, int N> struct VecOf {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+template <class T, int N> using Vec = typename VecOf<T, N>::type;
+template <class V> using Element = std::remove_cvref_t<decltype(std::declval<V>()[0])>;
+template <class V> constexpr int length_of = sizeof(V) / sizeof(Element<V>);
+
+// Lanes of the widest vector, and of a narrow one for short rows.
+template <class T> constexpr int wide = vector_bytes / int(sizeof(T));
+template <class T> constexpr int narrow_lanes = 16 / int(sizeof(T));
+
+template <class T, int N> inline Vec<T, N> read(const T* p) {
+  Vec<T, N> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T, class V> inline void write(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
+
+// N elements from storage, in the compute type.
+template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
+  if constexpr (std::is_same_v<S, bf16>) {
+    const auto bits = __builtin_convertvector(read<std::uint16_t, N>(&p->bits), Vec<std::uint32_t, N>) << 16;
+    return reinterpret_cast<Vec<float, N>>(bits);
+  } else if constexpr (std::is_same_v<S, f16>) {
+    const auto h = __builtin_convertvector(read<std::uint16_t, N>(&p->bits), Vec<std::uint32_t, N>);
+    const auto magnitude = (h & 0x7fffu) << 13, exponent = magnitude & 0x0f800000u;
+    const auto normal = magnitude + (exponent == 0x0f800000u ? 0x70000000u + Vec<std::uint32_t, N>{}
+                                                             : 0x38000000u + Vec<std::uint32_t, N>{});
+    const auto tiny =
+        reinterpret_cast<Vec<float, N>>(magnitude + 0x38800000u) - std::bit_cast<float>(0x38800000u);
+    const auto bits = exponent == 0u ? reinterpret_cast<Vec<std::uint32_t, N>>(tiny) : normal;
+    return reinterpret_cast<Vec<float, N>>(bits | (h & 0x8000u) << 16);
+  } else {
+    static_assert(std::is_same_v<S, V>);
+    return read<V, N>(p);
+  }
+}
+
+template <class V, int... I> inline V evens(V a, V b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, 2 * I...);
+}
+template <class V, int... I> inline V odds(V a, V b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, 2 * I + 1 ...);
+}
+// Every other element of the two together.
+template <class V> inline V evens(V a, V b) {
+  return evens(a, b, std::make_integer_sequence<int, length_of<V>>{});
+}
+template <class V> inline V odds(V a, V b) {
+  return odds(a, b, std::make_integer_sequence<int, length_of<V>>{});
+}
+
+// Where either holds a NaN.
+template <class V> inline auto unordered(V a, V b) { return ~((a <= b) | (a > b)); }
+
+template <class V> inline bool any(V mask) {
+  using Words = Vec<std::uint64_t, int(sizeof(V) / 8)>;
+  const Words words = reinterpret_cast<Words>(mask);
+  std::uint64_t all = 0;
+  for (int i = 0; i < int(sizeof(V) / 8); ++i) all |= words[i];
+  return all != 0;
+}
+
+}  // namespace
+}  // namespace ndpool

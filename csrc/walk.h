@@ -1,0 +1,225 @@
+// Walking through a problem: which plane, which tile, which rows. Every engine, forward or backward, gets its
+// work as a range of units; a unit is one row of results of one tile of one plane. Planes come outermost and
+// rows innermost, so that a worker meets neighbouring rows one after the other and can keep what they share.
+#pragma once
+
+#include "convert.h"
+
+namespace ndpool {
+namespace {
+
+// A list of (index, tap) pairs along one outer axis, and the row sets made of their product.
+struct Taps {
+  int64_t *index, *tap, n;
+};
+
+class Scratch {
+public:
+  explicit Scratch(char* at) : at_(at) {}
+  template <class T> T* take(int64_t n) {
+    T* got = reinterpret_cast<T*>(at_);
+    at_ += bytes<T>(n);
+    return got;
+  }
+  template <class T> static int64_t bytes(int64_t n) { return (n * int64_t(sizeof(T)) + 127) / 64 * 64; }
+
+private:
+  char* at_;
+};
+
+// `rows` says whether rows are counted over the outputs (forward) or the inputs (backward) of the outer axes.
+enum class Over { outputs, inputs };
+
+template <Over over> class Walk {
+public:
+  Walk(const Problem& p, int64_t unit) : p_(p), outer_(p.n_axes - 1) {
+    for (int a = 0; a < p.n_axes; ++a) axes_[a] = p.axes[a];
+    rows_ = 1;
+    for (int a = outer_ - 1; a >= 0; --a) {
+      at_[a] = unit / rows_ % extent(a);
+      rows_ *= extent(a);
+    }
+    unit /= rows_;
+    tile_ = unit % p.tiles;
+    plane_ = unit / p.tiles;
+    for (int64_t rest = plane_, a = p.n_lead - 1; a >= 0; --a) {
+      lead_[a] = rest % p.lead_shape[a];
+      rest /= p.lead_shape[a];
+    }
+    enter_plane();
+  }
+
+  // To the next unit; true when it belongs to another tile or plane, so that nothing kept may be reused.
+  bool next() {
+    for (int a = outer_ - 1; a >= 0; --a) {
+      if (++at_[a] < extent(a)) return false;
+      at_[a] = 0;
+    }
+    if (++tile_ == p_.tiles) {
+      tile_ = 0;
+      ++plane_;
+      for (int a = p_.n_lead - 1; a >= 0; --a) {
+        if (++lead_[a] < p_.lead_shape[a]) break;
+        lead_[a] = 0;
+      }
+      enter_plane();
+    }
+    return true;
+  }
+
+  int64_t outer() const { return outer_; }
+  int64_t at(int a) const { return at_[a]; }
+  const Axis& axis(int a) const { return axes_[a]; }
+  const Axis& last() const { return axes_[outer_]; }
+  int64_t tile_begin() const { return tile_ * p_.tile; }
+  int64_t tile_end() const {
+    return least((tile_ + 1) * p_.tile, over == Over::outputs ? last().out : last().size);
+  }
+
+  // The row of an array in this plane at the given outer indices, positions [from, to).
+  Row row(const Array& array, const int64_t* outer_index, int64_t from, int64_t to) const {
+    char* data = base(array);
+    for (int a = 0; a < outer_; ++a) data += outer_index[a] * array.pooled[a];
+    return {data + from * array.pooled[outer_], array.pooled[outer_], array.lane, to - from, p_.lanes};
+  }
+  Row row(const Array& array, int64_t from, int64_t to) const { return row(array, at_, from, to); }
+
+private:
+  int64_t extent(int a) const { return over == Over::outputs ? axes_[a].out : axes_[a].size; }
+
+  char* base(const Array& array) const { return base_[&array - p_.arrays()]; }
+
+  void enter_plane() {
+    for (int k = 0; k < Problem::n_arrays; ++k) {
+      const Array& array = p_.arrays()[k];
+      base_[k] = array.data;
+      for (int a = 0; a < p_.n_lead; ++a) base_[k] += lead_[a] * array.lead[a];
+    }
+    for (int a = 0; a < p_.n_axes; ++a) {
+      const Axis& shared = p_.axes[a];
+      if (shared.table_stride) {
+        axes_[a].starts = shared.starts + plane_ * shared.table_stride;
+        axes_[a].counts = shared.counts + plane_ * shared.table_stride;
+      }
+    }
+  }
+
+  const Problem& p_;
+  Axis axes_[max_axes];
+  int outer_;
+  int64_t rows_, plane_, tile_;
+  int64_t at_[max_axes] = {}, lead_[max_lead];
+  char* base_[Problem::n_arrays];  // of this plane
+};
+
+// The rows that one unit needs: the product of the (index, tap) lists of the outer axes, in row-major order.
+class RowSet {
+public:
+  RowSet(const Problem& p, Scratch& scratch) : n_axes_(p.n_axes - 1) {
+    for (int a = 0; a < n_axes_; ++a) {
+      const int64_t n = longest(p.axes[a]);
+      taps_[a] = {scratch.take<int64_t>(n), scratch.take<int64_t>(n), 0};
+    }
+  }
+  static int64_t bytes(const Problem& p) {
+    int64_t sum = 0;
+    for (int a = 0; a + 1 < p.n_axes; ++a) sum += 2 * Scratch::bytes<int64_t>(longest(p.axes[a]));
+    return sum;
+  }
+
+  // Forward: the inputs of the windows at the walk's outer outputs.
+  void windows(const Walk<Over::outputs>& walk) {
+    for (int a = 0; a < n_axes_; ++a) {
+      const Axis& axis = walk.axis(a);
+      const Window w = window(axis, walk.at(a));
+      taps_[a].n = w.taps;
+      for (int64_t t = 0; t < w.taps; ++t) {
+        taps_[a].index[t] = w.start + t * axis.step;
+        taps_[a].tap[t] = w.lead + t;
+      }
+    }
+    reset();
+  }
+
+  // Backward: the outputs whose windows hold the walk's outer inputs, in rising order.
+  void covers(const Walk<Over::inputs>& walk) {
+    for (int a = 0; a < n_axes_; ++a) {
+      const Axis& axis = walk.axis(a);
+      const int64_t i = walk.at(a);
+      Taps& list = taps_[a];
+      list.n = 0;
+      if (axis.regular()) {
+        const int64_t first = most(0, ceil_div(i - axis.origin - (axis.kernel - 1) * axis.step, axis.stride));
+        const int64_t last = least(axis.out - 1, floor_div(i - axis.origin, axis.stride));
+        for (int64_t o = first; o <= last; ++o) {
+          const int64_t distance = i - axis.origin - o * axis.stride;
+          if (distance % axis.step == 0) {
+            list.index[list.n] = o;
+            list.tap[list.n++] = distance / axis.step;
+          }
+        }
+      } else {
+        for (int64_t o = first_ending_after(axis, i); o < axis.out && axis.starts[o] <= i; ++o) {
+          list.index[list.n] = o;
+          list.tap[list.n++] = i - axis.starts[o];
+        }
+      }
+    }
+    reset();
+  }
+
+  // The first output of an irregular axis whose window ends after i; ends never fall.
+  static int64_t first_ending_after(const Axis& axis, int64_t i) {
+    int64_t lo = 0, hi = axis.out;
+    while (lo < hi) {
+      const int64_t mid = (lo + hi) / 2;
+      if (axis.starts[mid] + axis.counts[mid] > i)
+        hi = mid;
+      else
+        lo = mid + 1;
+    }
+    return lo;
+  }
+
+  int64_t count() const { return count_; }
+  const int64_t* index() const { return index_; }
+  // The code of the current row's first tap, given how many taps a nominal window has along each axis.
+  Code code(const Axis* axes) const {
+    int64_t code = 0;
+    for (int a = 0; a < n_axes_; ++a) code = code * axes[a].kernel + taps_[a].tap[at_[a]];
+    return Code(code * axes[n_axes_].kernel);
+  }
+
+  void reset() {
+    count_ = 1;
+    for (int a = 0; a < n_axes_; ++a) {
+      count_ *= taps_[a].n;
+      at_[a] = 0;
+    }
+    if (count_)
+      for (int a = 0; a < n_axes_; ++a) index_[a] = taps_[a].index[0];
+  }
+  void next() {
+    for (int a = n_axes_ - 1; a >= 0; --a) {
+      if (++at_[a] < taps_[a].n) {
+        index_[a] = taps_[a].index[at_[a]];
+        return;
+      }
+      at_[a] = 0;
+      index_[a] = taps_[a].index[0];
+    }
+  }
+
+private:
+  // No window has more taps inside, and no input more windows around it, than this.
+  static int64_t longest(const Axis& a) {
+    return a.regular() ? most(1, least(a.kernel, most(a.size, a.out))) : most(a.kernel, a.out);
+  }
+
+  int n_axes_;
+  Taps taps_[max_axes];
+  int64_t at_[max_axes], index_[max_axes], count_ = 0;
+};
+
+}  // namespace
+}  // namespace ndpool

@@ -1,0 +1,95 @@
+"""Control: how many threads the CPU kernels use, and a view of what ndpool found on this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import version
+from operator import index
+
+
+def set_num_threads(n: int) -> None:
+    """
+    Set how many threads a call may use on the CPU.
+
+    Parameters
+    ----------
+    n : int
+        From 1 to 1024. Results are the same bits for every number.
+
+    Examples
+    --------
+    >>> import ndpool
+    >>> ndpool.set_num_threads(2)
+    >>> ndpool.get_num_threads()
+    2
+    """
+    from ndpool._native import MAX_THREADS, core
+
+    if isinstance(n, bool) or not hasattr(n, "__index__"):
+        raise TypeError(f"set_num_threads: n must be an integer; got n={n!r}")
+    if not 1 <= index(n) <= MAX_THREADS:
+        raise ValueError(f"set_num_threads: n must be from 1 to {MAX_THREADS}; got n={n}")
+    core.set_num_threads(index(n))
+
+
+def get_num_threads() -> int:
+    """
+    How many threads a call may use on the CPU: all cores of the process unless something else was set.
+
+    `NDPOOL_NUM_THREADS` sets another start value. Worker processes start with one.
+    """
+    from ndpool._native import core
+
+    return core.num_threads()
+
+
+class Config(dict[str, object]):
+    """A configuration that prints as a table."""
+
+    def __str__(self) -> str:
+        width = max(len(key) for key in self)
+        return "\n".join(f"{key:<{width}}  {_text(value)}" for key, value in self.items())
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+
+
+def show_config() -> Config:
+    """
+    What ndpool runs on: instruction set, threads, and the frameworks that are loaded in this process.
+
+    Returns
+    -------
+    Config
+        A dict that prints as a table.
+
+    Examples
+    --------
+    >>> import ndpool
+    >>> ndpool.show_config()["instruction set"] in ndpool.show_config()["instruction sets available"]
+    True
+    """
+    import numpy as np
+
+    from ndpool._dispatch import FRAMEWORKS
+    from ndpool._native import core
+
+    return Config(
+        {
+            "ndpool": version("ndpool"),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+            "instruction set": core.isa(),
+            "instruction sets available": tuple(core.isa_names()),
+            "threads": core.num_threads(),
+            "cores": os.cpu_count(),
+            "frameworks served": tuple(sorted({package for package, _ in FRAMEWORKS})),
+            "frameworks loaded": tuple(
+                name for name in ("torch", "jax", "cupy", "dask") if name in sys.modules
+            ),
+        }
+    )

@@ -1,0 +1,51 @@
+from collections.abc import Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+Buffer = NDArray[Any]
+
+_Axis = tuple[int, int, int, int, int, int, int, int, list[int] | None, list[int] | None, int]
+
+class Plan:
+    def __init__(self, axes: Sequence[_Axis]) -> None: ...
+    @property
+    def taps(self) -> int: ...
+
+def forward(
+    plan: Plan,
+    op: int,
+    x: Buffer,
+    x_type: int,
+    axes: Sequence[int],
+    y: Buffer,
+    y_type: int,
+    extra: Buffer | None,
+    extra_kind: int,
+    divide: bool,
+    divisor: int,
+    norm: float,
+) -> bool: ...
+def backward(
+    plan: Plan,
+    op: int,
+    grad: Buffer,
+    type: int,
+    axes: Sequence[int],
+    grad_input: Buffer,
+    offsets: Buffer | None,
+    offset_kind: int,
+    outputs: Buffer | None,
+    divide: bool,
+    divisor: int,
+    norm: float,
+) -> bool: ...
+def unpool(
+    wide: Buffer, narrow: Buffer, indices: Buffer, type: int, n_axes: int, scatter: bool
+) -> tuple[bool, int | None]: ...
+def isa() -> str: ...
+def isa_names() -> list[str]: ...
+def set_isa(name: str) -> bool: ...
+def num_threads() -> int: ...
+def set_num_threads(n: int) -> None: ...
+def set_default_threads(n: int) -> None: ...

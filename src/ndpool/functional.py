@@ -1,0 +1,724 @@
+"""PyTorch's pooling functions, signature for signature, for any kind of array.
+
+Thin aliases: each reads the spatial sizes, asks `geometry` for the plan under PyTorch's rules and runs it in
+the room of the array's framework. What goes beyond PyTorch is keyword-only, after PyTorch's own arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from ndpool import geometry
+from ndpool._dispatch import room_of
+from ndpool._signatures import AdaptiveMaxPool, FractionalMaxPool, Ints, MaxPool
+from ndpool.reductions import REDUCTIONS
+
+A = TypeVar("A")
+_MAX, _AVG, _LP = (REDUCTIONS[name] for name in ("max", "avg", "lp"))
+
+
+def _as_it_is(function: Callable[..., Any]) -> Any:
+    return function
+
+
+# How a type checker sees a function with return_indices: a pair comes back when it is True.
+_max_pool = cast(Callable[[Callable[..., Any]], MaxPool], _as_it_is)
+_adaptive_max_pool = cast(Callable[[Callable[..., Any]], AdaptiveMaxPool], _as_it_is)
+_fractional_max_pool = cast(Callable[[Callable[..., Any]], FractionalMaxPool], _as_it_is)
+
+
+def _sliding(
+    fn: str,
+    n_axes: int,
+    reduction: Any,
+    x: Any,
+    window: tuple[Any, ...],
+    indices: bool = False,
+    *,
+    dtype: Any = None,
+    out: Any = None,
+    divisor: Any = None,
+    norm: float = 0.0,
+) -> Any:
+    room = room_of(fn, x)
+    axes = geometry.check_rank(fn, x.shape, n_axes)
+    plan = geometry.sliding(fn, x.shape[-n_axes:], *window, strict=True)
+    divisor = 0 if divisor is None else geometry.check_divisor(fn, divisor)
+    return room.pool(fn, plan, reduction, x, axes, bool(indices), dtype, out, divisor, norm)
+
+
+def _adaptive(
+    fn: str,
+    n_axes: int,
+    reduction: Any,
+    x: Any,
+    output_size: Any,
+    indices: bool = False,
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    room = room_of(fn, x)
+    axes = geometry.check_rank(fn, x.shape, n_axes)
+    plan = geometry.adaptive(fn, x.shape[-n_axes:], output_size)
+    return room.pool(fn, plan, reduction, x, axes, bool(indices), dtype, out, 0, 0.0)
+
+
+def _fractional(
+    fn: str,
+    n_axes: int,
+    x: Any,
+    size: tuple[Any, ...],
+    indices: bool,
+    samples: Any,
+    generator: Any,
+) -> Any:
+    room = room_of(fn, x)
+    axes = geometry.check_rank(fn, x.shape, n_axes)
+    drawn = room.samples(fn, x, samples, n_axes, generator)
+    plan = geometry.fractional(fn, x.shape[-n_axes:], drawn, *size)
+    return room.pool(fn, plan, _MAX, x, axes, bool(indices), None, None, 0, 0.0)
+
+
+def _unpool(
+    fn: str, n_axes: int, x: Any, indices: Any, kernel: Any, stride: Any, padding: Any, output_size: Any
+) -> Any:
+    room = room_of(fn, x)
+    axes = geometry.check_rank(fn, x.shape, n_axes)
+    sizes = geometry.unpool_size(fn, x.shape[-n_axes:], kernel, stride, padding, output_size)
+    return room.unpool(fn, x, indices, sizes, axes)
+
+
+@_max_pool
+def max_pool1d(
+    input: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    out: Any = None,
+) -> Any:
+    """
+    1-D max pooling.
+
+    Arguments and results as in `max_pool2d`, for an input of (N, C, L) or (C, L).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.max_pool1d(np.array([[1, 3, 2, 5, 4]]), 2)
+    array([[3, 5]])
+    """
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    return _sliding("max_pool1d", 1, _MAX, input, window, return_indices, out=out)
+
+
+@_max_pool
+def max_pool2d(
+    input: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    out: Any = None,
+) -> Any:
+    """
+    2-D max pooling.
+
+    NaN wins; of equal maxima the first in row-major order is taken.
+
+    Parameters
+    ----------
+    input : array
+        (N, C, H, W) or (C, H, W).
+    kernel_size : int or pair of int
+        Size of the window.
+    stride : int or pair of int, optional
+        Distance between windows; the window's size by default.
+    padding : int or pair of int
+        Cells of -inf around the input, at most half the (dilated) window.
+    dilation : int or pair of int
+        Distance between the elements of a window.
+    ceil_mode : bool
+        Keep a last window that only begins inside the input or its leading padding.
+    return_indices : bool
+        Also return where each maximum stood: int64 positions in the flattened plane, for `max_unpool2d`.
+    out : array, or pair of arrays with `return_indices`
+        Where to put the result.
+
+    Returns
+    -------
+    array, or (array, indices)
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> x = np.arange(16.0).reshape(1, 4, 4)
+    >>> ndpool.max_pool2d(x, 2)
+    array([[[ 5.,  7.],
+            [13., 15.]]])
+    >>> ndpool.max_pool2d(x, 3, stride=2, padding=1, return_indices=True)[1]
+    array([[[ 5,  7],
+            [13, 15]]])
+    """
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    return _sliding("max_pool2d", 2, _MAX, input, window, return_indices, out=out)
+
+
+@_max_pool
+def max_pool3d(
+    input: Any,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+    *,
+    out: Any = None,
+) -> Any:
+    """
+    3-D max pooling.
+
+    Arguments and results as in `max_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.max_pool3d(np.arange(64.0).reshape(1, 4, 4, 4), 2)[0, :, 0, 0]
+    array([21., 53.])
+    """
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    return _sliding("max_pool3d", 3, _MAX, input, window, return_indices, out=out)
+
+
+def avg_pool1d(
+    input: A,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    *,
+    divisor_override: int | None = None,
+    dilation: Ints = 1,
+    dtype: Any = None,
+    out: A | None = None,
+) -> A:
+    """
+    1-D average pooling.
+
+    Arguments and results as in `avg_pool2d`, for an input of (N, C, L) or (C, L).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.avg_pool1d(np.array([[1.0, 3.0, 2.0, 5.0]]), 2)
+    array([[2. , 3.5]])
+    """
+    window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
+    return cast(
+        A, _sliding("avg_pool1d", 1, _AVG, input, window, dtype=dtype, out=out, divisor=divisor_override)
+    )
+
+
+def avg_pool2d(
+    input: A,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    dilation: Ints = 1,
+    dtype: Any = None,
+    out: A | None = None,
+) -> A:
+    """
+    2-D average pooling.
+
+    Integers truncate toward zero, as in PyTorch; ask for a float `dtype` to keep the fraction.
+
+    Parameters
+    ----------
+    input : array
+        (N, C, H, W) or (C, H, W).
+    kernel_size, stride, padding, dilation : int or pair of int
+        As in `max_pool2d`; padding cells are zeros.
+    ceil_mode : bool
+        Keep a last window that only begins inside the input or its leading padding.
+    count_include_pad : bool
+        Whether padding cells count in the denominator.
+    divisor_override : int, optional
+        A denominator of your own; 1 gives sums.
+    dtype : dtype, optional
+        Type of the result.
+    out : array, optional
+        Where to put the result.
+
+    Returns
+    -------
+    array
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> x = np.arange(16.0).reshape(1, 4, 4)
+    >>> ndpool.avg_pool2d(x, 2)
+    array([[[ 2.5,  4.5],
+            [10.5, 12.5]]])
+    >>> ndpool.avg_pool2d(np.array([[[1, 2], [3, 5]]]), 2, dtype="float64")
+    array([[[2.75]]])
+    """
+    window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
+    return cast(
+        A, _sliding("avg_pool2d", 2, _AVG, input, window, dtype=dtype, out=out, divisor=divisor_override)
+    )
+
+
+def avg_pool3d(
+    input: A,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    *,
+    dilation: Ints = 1,
+    dtype: Any = None,
+    out: A | None = None,
+) -> A:
+    """
+    3-D average pooling.
+
+    Arguments and results as in `avg_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.avg_pool3d(np.ones((1, 4, 4, 4)), 2).shape
+    (1, 2, 2, 2)
+    """
+    window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
+    return cast(
+        A, _sliding("avg_pool3d", 3, _AVG, input, window, dtype=dtype, out=out, divisor=divisor_override)
+    )
+
+
+def lp_pool1d(
+    input: A,
+    norm_type: float,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    ceil_mode: bool = False,
+    *,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    dtype: Any = None,
+    out: A | None = None,
+) -> A:
+    """
+    1-D power-average pooling: (sum of x**p) ** (1/p) over each window.
+
+    Arguments and results as in `lp_pool2d`, for an input of (N, C, L) or (C, L).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.lp_pool1d(np.array([[3.0, 4.0, 6.0, 8.0]]), 2, 2)
+    array([[ 5., 10.]])
+    """
+    norm = geometry.check_norm("lp_pool1d", norm_type)
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    return cast(A, _sliding("lp_pool1d", 1, _LP, input, window, dtype=dtype, out=out, norm=norm))
+
+
+def lp_pool2d(
+    input: A,
+    norm_type: float,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    ceil_mode: bool = False,
+    *,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    dtype: Any = None,
+    out: A | None = None,
+) -> A:
+    """
+    2-D power-average pooling: (sum of x**p) ** (1/p) over each window.
+
+    A window cut off by `ceil_mode` is scaled up to a whole one, and negative inputs keep their sign,
+    both as in PyTorch.
+
+    Parameters
+    ----------
+    input : array
+        (N, C, H, W) or (C, H, W).
+    norm_type : float
+        The power p; not 0.
+    kernel_size, stride, padding, dilation : int or pair of int
+        As in `max_pool2d`; padding cells are zeros.
+    ceil_mode : bool
+        Keep a last window that only begins inside the input or its leading padding.
+    dtype : dtype, optional
+        Type of the result.
+    out : array, optional
+        Where to put the result.
+
+    Returns
+    -------
+    array
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.lp_pool2d(np.full((1, 2, 2), 3.0), 2, 2)
+    array([[[6.]]])
+    """
+    norm = geometry.check_norm("lp_pool2d", norm_type)
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    return cast(A, _sliding("lp_pool2d", 2, _LP, input, window, dtype=dtype, out=out, norm=norm))
+
+
+def lp_pool3d(
+    input: A,
+    norm_type: float,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    ceil_mode: bool = False,
+    *,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    dtype: Any = None,
+    out: A | None = None,
+) -> A:
+    """
+    3-D power-average pooling: (sum of x**p) ** (1/p) over each window.
+
+    Arguments and results as in `lp_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.lp_pool3d(np.ones((1, 2, 2, 2)), 1, 2)
+    array([[[[8.]]]])
+    """
+    norm = geometry.check_norm("lp_pool3d", norm_type)
+    window = (kernel_size, stride, padding, dilation, ceil_mode)
+    return cast(A, _sliding("lp_pool3d", 3, _LP, input, window, dtype=dtype, out=out, norm=norm))
+
+
+@_adaptive_max_pool
+def adaptive_max_pool1d(
+    input: Any,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = False,
+    *,
+    out: Any = None,
+) -> Any:
+    """
+    1-D max pooling to a fixed output size, whatever the input's size.
+
+    Arguments and results as in `adaptive_max_pool2d`, for an input of (N, C, L) or (C, L).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.adaptive_max_pool1d(np.arange(10).reshape(1, 10), 3)
+    array([[3, 6, 9]])
+    """
+    return _adaptive("adaptive_max_pool1d", 1, _MAX, input, output_size, return_indices, out=out)
+
+
+@_adaptive_max_pool
+def adaptive_max_pool2d(
+    input: Any,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = False,
+    *,
+    out: Any = None,
+) -> Any:
+    """
+    2-D max pooling to a fixed output size, whatever the input's size.
+
+    Window `o` of `n` over a size `s` is [floor(o*s/n), ceil((o+1)*s/n)).
+
+    Parameters
+    ----------
+    input : array
+        (N, C, H, W) or (C, H, W).
+    output_size : int or None, or a pair of them
+        Size of the output; None keeps the input's.
+    return_indices : bool
+        Also return where each maximum stood: int64 positions in the flattened plane.
+    out : array, or pair of arrays with `return_indices`
+        Where to put the result.
+
+    Returns
+    -------
+    array, or (array, indices)
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> x = np.arange(30.0).reshape(1, 5, 6)
+    >>> ndpool.adaptive_max_pool2d(x, (2, None)).shape
+    (1, 2, 6)
+    >>> ndpool.adaptive_max_pool2d(x, 1, return_indices=True)
+    (array([[[29.]]]), array([[[29]]]))
+    """
+    return _adaptive("adaptive_max_pool2d", 2, _MAX, input, output_size, return_indices, out=out)
+
+
+@_adaptive_max_pool
+def adaptive_max_pool3d(
+    input: Any,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool = False,
+    *,
+    out: Any = None,
+) -> Any:
+    """
+    3-D max pooling to a fixed output size, whatever the input's size.
+
+    Arguments and results as in `adaptive_max_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.adaptive_max_pool3d(np.zeros((2, 9, 7, 5)), (3, 2, 4)).shape
+    (2, 3, 2, 4)
+    """
+    return _adaptive("adaptive_max_pool3d", 3, _MAX, input, output_size, return_indices, out=out)
+
+
+def adaptive_avg_pool1d(
+    input: A, output_size: int | Sequence[int | None] | None, *, dtype: Any = None, out: A | None = None
+) -> A:
+    """
+    1-D average pooling to a fixed output size, whatever the input's size.
+
+    Arguments and results as in `adaptive_avg_pool2d`, for an input of (N, C, L) or (C, L).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.adaptive_avg_pool1d(np.arange(6.0).reshape(1, 6), 2)
+    array([[1., 4.]])
+    """
+    return cast(A, _adaptive("adaptive_avg_pool1d", 1, _AVG, input, output_size, dtype=dtype, out=out))
+
+
+def adaptive_avg_pool2d(
+    input: A, output_size: int | Sequence[int | None] | None, *, dtype: Any = None, out: A | None = None
+) -> A:
+    """
+    2-D average pooling to a fixed output size, whatever the input's size.
+
+    Windows as in `adaptive_max_pool2d`: whole elements, never fractions of them.
+
+    Parameters
+    ----------
+    input : array
+        (N, C, H, W) or (C, H, W).
+    output_size : int or None, or a pair of them
+        Size of the output; None keeps the input's.
+    dtype : dtype, optional
+        Type of the result.
+    out : array, optional
+        Where to put the result.
+
+    Returns
+    -------
+    array
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.adaptive_avg_pool2d(np.ones((32, 8, 7, 7)), 1).shape
+    (32, 8, 1, 1)
+    """
+    return cast(A, _adaptive("adaptive_avg_pool2d", 2, _AVG, input, output_size, dtype=dtype, out=out))
+
+
+def adaptive_avg_pool3d(
+    input: A, output_size: int | Sequence[int | None] | None, *, dtype: Any = None, out: A | None = None
+) -> A:
+    """
+    3-D average pooling to a fixed output size, whatever the input's size.
+
+    Arguments and results as in `adaptive_avg_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.adaptive_avg_pool3d(np.ones((2, 9, 7, 5)), 1).shape
+    (2, 1, 1, 1)
+    """
+    return cast(A, _adaptive("adaptive_avg_pool3d", 3, _AVG, input, output_size, dtype=dtype, out=out))
+
+
+def max_unpool1d(
+    input: A,
+    indices: A,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    output_size: Sequence[int] | None = None,
+) -> A:
+    """
+    Put the results of `max_pool1d` back where they came from, zeros elsewhere.
+
+    Arguments and results as in `max_unpool2d`, for an input of (N, C, L) or (C, L).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> values, indices = ndpool.max_pool1d(np.array([[1, 3, 2, 5]]), 2, return_indices=True)
+    >>> ndpool.max_unpool1d(values, indices, 2)
+    array([[0, 3, 0, 5]])
+    """
+    return cast(A, _unpool("max_unpool1d", 1, input, indices, kernel_size, stride, padding, output_size))
+
+
+def max_unpool2d(
+    input: A,
+    indices: A,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    output_size: Sequence[int] | None = None,
+) -> A:
+    """
+    Put the results of `max_pool2d` back where they came from, zeros elsewhere.
+
+    Of repeated indices the last in row-major order stays; an index outside the output raises.
+
+    Parameters
+    ----------
+    input, indices : array
+        What `max_pool2d` gave with `return_indices=True`.
+    kernel_size, stride, padding : int or pair of int
+        As they were given to `max_pool2d`.
+    output_size : sequence of int, optional
+        The size wanted, with or without the leading axes, where several sizes pool to the same.
+
+    Returns
+    -------
+    array
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> x = np.arange(25.0).reshape(1, 5, 5)
+    >>> values, indices = ndpool.max_pool2d(x, 2, return_indices=True)
+    >>> ndpool.max_unpool2d(values, indices, 2, output_size=x.shape[-2:])[0, 1]
+    array([0., 6., 0., 8., 0.])
+    """
+    return cast(A, _unpool("max_unpool2d", 2, input, indices, kernel_size, stride, padding, output_size))
+
+
+def max_unpool3d(
+    input: A,
+    indices: A,
+    kernel_size: Ints,
+    stride: Ints | None = None,
+    padding: Ints = 0,
+    output_size: Sequence[int] | None = None,
+) -> A:
+    """
+    Put the results of `max_pool3d` back where they came from, zeros elsewhere.
+
+    Arguments and results as in `max_unpool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> x = np.arange(8.0).reshape(1, 2, 2, 2)
+    >>> values, indices = ndpool.max_pool3d(x, 2, return_indices=True)
+    >>> ndpool.max_unpool3d(values, indices, 2)[0, 1, 1]
+    array([0., 7.])
+    """
+    return cast(A, _unpool("max_unpool3d", 3, input, indices, kernel_size, stride, padding, output_size))
+
+
+@_fractional_max_pool
+def fractional_max_pool2d(
+    input: Any,
+    kernel_size: Ints,
+    output_size: Ints | None = None,
+    output_ratio: float | Sequence[float] | None = None,
+    return_indices: bool = False,
+    _random_samples: Any = None,
+    *,
+    generator: Any = None,
+) -> Any:
+    """
+    2-D max pooling over windows at pseudo-random places, drawn for every plane.
+
+    Parameters
+    ----------
+    input : array
+        (N, C, H, W) or (C, H, W).
+    kernel_size : int or pair of int
+        Size of the window.
+    output_size : int or pair of int, optional
+        Size of the output: this or `output_ratio`.
+    output_ratio : float or sequence of float, optional
+        Size of the output as a share of the input's, between 0 and 1.
+    return_indices : bool
+        Also return where each maximum stood: int64 positions in the flattened plane.
+    _random_samples : array, optional
+        (N, C, 2) numbers in [0, 1) that fix the windows, N = 1 for an unbatched input.
+    generator : seed or generator of random numbers, optional
+        Makes the call repeatable.
+
+    Returns
+    -------
+    array, or (array, indices)
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> x = np.arange(49.0).reshape(1, 7, 7)
+    >>> ndpool.fractional_max_pool2d(x, 2, output_size=4, generator=0).shape
+    (1, 4, 4)
+    """
+    size = (kernel_size, output_size, output_ratio)
+    return _fractional("fractional_max_pool2d", 2, input, size, return_indices, _random_samples, generator)
+
+
+@_fractional_max_pool
+def fractional_max_pool3d(
+    input: Any,
+    kernel_size: Ints,
+    output_size: Ints | None = None,
+    output_ratio: float | Sequence[float] | None = None,
+    return_indices: bool = False,
+    _random_samples: Any = None,
+    *,
+    generator: Any = None,
+) -> Any:
+    """
+    3-D max pooling over windows at pseudo-random places, drawn for every plane.
+
+    Arguments and results as in `fractional_max_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> x = np.zeros((1, 9, 9, 9))
+    >>> ndpool.fractional_max_pool3d(x, 2, output_ratio=0.5, generator=0).shape
+    (1, 4, 4, 4)
+    """
+    size = (kernel_size, output_size, output_ratio)
+    return _fractional("fractional_max_pool3d", 3, input, size, return_indices, _random_samples, generator)

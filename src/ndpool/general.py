@@ -1,0 +1,264 @@
+"""The general functions: any number of pooled axes, any axes, any reduction, freer padding.
+
+They make a plan in `geometry` and run it in the room of the array's framework. The named functions in
+`functional` are thin aliases that go through the same two steps with PyTorch's stricter rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, overload
+
+from ndpool import geometry
+from ndpool._dispatch import room_of
+from ndpool.reductions import REDUCTIONS, find
+
+A = TypeVar("A")
+Ints = int | Sequence[int]
+Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
+
+
+@overload
+def pool(
+    x: A,
+    window: Ints,
+    *,
+    reduce: str = "max",
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    axes: Ints | None = None,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    norm_type: float = 2.0,
+    return_indices: Literal[False] = False,
+    dtype: Any = None,
+    out: A | None = None,
+) -> A: ...
+
+
+@overload
+def pool(
+    x: A,
+    window: Ints,
+    *,
+    reduce: str = "max",
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    axes: Ints | None = None,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    norm_type: float = 2.0,
+    return_indices: Literal[True],
+    dtype: Any = None,
+    out: tuple[A, A] | None = None,
+) -> tuple[A, A]: ...
+
+
+def pool(
+    x: Any,
+    window: Ints,
+    *,
+    reduce: str = "max",
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    axes: Ints | None = None,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    norm_type: float = 2.0,
+    return_indices: bool = False,
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """
+    Pool any axes of an array with a sliding window.
+
+    Parameters
+    ----------
+    x : array
+        Any number of axes, any layout, any dtype that has a pooling.
+    window : int or sequence of int
+        Size of the window along each pooled axis; an int needs `axes`.
+    reduce : {"max", "min", "avg", "sum", "lp"}
+        What becomes of a window. NaN wins in max and min; ties give the first position.
+    stride, dilation : int or sequence of int
+        Distance between windows (default: the window) and between the elements of a window.
+    padding : int, sequence of int, sequence of (before, after), "same", "same_lower" or "valid"
+        Cells added around the input, as much as you like while every window holds a real element.
+        `"same"` gives ceil(size / stride) outputs, the odd cell after the input; `"same_lower"` before it.
+    ceil_mode : bool
+        Keep a last window that only begins inside the input or its leading padding.
+    axes : int or sequence of int
+        The pooled axes (default: the last ones); `(-3, -2)` is a channels-last image.
+    count_include_pad, divisor_override : bool, int
+        What an average is divided by: the window with or without its padding, or a number of your own.
+    norm_type : float
+        The p of `reduce="lp"`, which is (window size * mean of x**p) ** (1/p).
+    return_indices : bool
+        Also return the int64 position of each max or min in the plane of the pooled axes.
+    dtype : dtype
+        Type of the result; by default that of `x` (sums of integers: 64 bits; Lp of integers: float32).
+    out : array, or pair of arrays with `return_indices`
+        Where to put the result.
+
+    Returns
+    -------
+    array, or (array, indices)
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.pool(np.arange(12).reshape(3, 4), (2, 2), ceil_mode=True)
+    array([[ 5,  7],
+           [ 9, 11]])
+    >>> ndpool.pool(np.arange(6.0), 3, axes=0, stride=1, padding="same", reduce="sum")
+    array([ 1.,  3.,  6.,  9., 12.,  9.])
+    """
+    reduction = find("pool", reduce)
+    room = room_of("pool", x, "x")
+    if divisor_override is not None and not reduction.divides:
+        raise ValueError(f"pool: divisor_override is for averages; got it with reduce={reduce!r}")
+    at = geometry.normalize_axes("pool", axes, len(x.shape), _count("pool", "window", window, axes))
+    sizes = tuple(x.shape[a] for a in at)
+    plan = geometry.sliding(
+        "pool", sizes, window, stride, padding, dilation, ceil_mode, count_include_pad, strict=False
+    )
+    divisor, norm = _extras("pool", reduction.name, divisor_override, norm_type)
+    _check_indices_exist("pool", reduction.name, return_indices)
+    return room.pool("pool", plan, reduction, x, at, bool(return_indices), dtype, out, divisor, norm)
+
+
+@overload
+def adaptive_pool(
+    x: A,
+    output_size: int | Sequence[int | None],
+    *,
+    reduce: str = "max",
+    axes: Ints | None = None,
+    norm_type: float = 2.0,
+    return_indices: Literal[False] = False,
+    dtype: Any = None,
+    out: A | None = None,
+) -> A: ...
+
+
+@overload
+def adaptive_pool(
+    x: A,
+    output_size: int | Sequence[int | None],
+    *,
+    reduce: str = "max",
+    axes: Ints | None = None,
+    norm_type: float = 2.0,
+    return_indices: Literal[True],
+    dtype: Any = None,
+    out: tuple[A, A] | None = None,
+) -> tuple[A, A]: ...
+
+
+def adaptive_pool(
+    x: Any,
+    output_size: int | Sequence[int | None],
+    *,
+    reduce: str = "max",
+    axes: Ints | None = None,
+    norm_type: float = 2.0,
+    return_indices: bool = False,
+    dtype: Any = None,
+    out: Any = None,
+) -> Any:
+    """
+    Pool any axes of an array to a fixed size, whatever their size was.
+
+    Window `o` of `n` over a size `s` is [floor(o*s/n), ceil((o+1)*s/n)): windows overlap where `n` does not
+    divide `s`, and repeat where `n` is larger.
+
+    Parameters
+    ----------
+    x : array
+        Any number of axes, any layout, any dtype that has a pooling.
+    output_size : int or sequence of int or None
+        Outputs along each pooled axis; None keeps the input's size; an int needs `axes`.
+    reduce, axes, norm_type, return_indices, dtype, out
+        As in `pool`.
+
+    Returns
+    -------
+    array, or (array, indices)
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> ndpool.adaptive_pool(np.arange(10), (3,), return_indices=True)
+    (array([3, 6, 9]), array([3, 6, 9]))
+    >>> ndpool.adaptive_pool(np.ones((4, 6, 3)), (1, 1), axes=(0, 1), reduce="avg").shape
+    (1, 1, 3)
+    """
+    reduction = find("adaptive_pool", reduce)
+    room = room_of("adaptive_pool", x, "x")
+    at = geometry.normalize_axes(
+        "adaptive_pool", axes, len(x.shape), _count("adaptive_pool", "output_size", output_size, axes)
+    )
+    plan = geometry.adaptive("adaptive_pool", tuple(x.shape[a] for a in at), output_size, strict=False)
+    divisor, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
+    _check_indices_exist("adaptive_pool", reduction.name, return_indices)
+    return room.pool("adaptive_pool", plan, reduction, x, at, bool(return_indices), dtype, out, divisor, norm)
+
+
+def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None) -> A:
+    """
+    Put pooled values back where they came from, zeros elsewhere.
+
+    Parameters
+    ----------
+    values, indices : array
+        What a pooling with `return_indices=True` gave. Of repeated indices the last in row-major order stays.
+    output_size : int or sequence of int
+        Sizes of the pooled axes of the result; an int needs `axes`.
+    axes : int or sequence of int
+        The pooled axes (default: the last ones).
+
+    Returns
+    -------
+    array
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool
+    >>> x = np.array([[1, 5, 2, 4]])
+    >>> ndpool.unpool(*ndpool.pool(x, (2,), return_indices=True), (4,))
+    array([[0, 5, 0, 4]])
+    """
+    room = room_of("unpool", values, "values")
+    n_axes = _count("unpool", "output_size", output_size, axes)
+    at = geometry.normalize_axes("unpool", axes, len(values.shape), n_axes)  # type: ignore[attr-defined]
+    sizes = geometry.check_sizes("unpool", "output_size", output_size, n_axes)
+    return room.unpool("unpool", values, indices, sizes, at)  # type: ignore[no-any-return]
+
+
+def _count(fn: str, name: str, value: object, axes: object) -> int:
+    """How many axes are pooled: as many as are named, or as the argument has entries."""
+    if isinstance(axes, Sequence):
+        return len(axes)
+    if axes is not None:
+        return 1
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return len(value)
+    raise ValueError(
+        f"{fn}: {name} must have one entry per pooled axis unless axes is given; got {name}={value!r}"
+    )
+
+
+def _extras(fn: str, reduce: str, divisor: object, norm_type: object) -> tuple[int, float]:
+    norm = geometry.check_norm(fn, norm_type) if REDUCTIONS[reduce].norm else 0.0
+    return geometry.check_divisor(fn, divisor) or 0, norm
+
+
+def _check_indices_exist(fn: str, reduce: str, return_indices: object) -> None:
+    if return_indices and not REDUCTIONS[reduce].picks:
+        raise ValueError(f"{fn}: return_indices is for max and min; got it with reduce={reduce!r}")

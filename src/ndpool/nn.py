@@ -1,0 +1,518 @@
+"""Pooling layers for any array: PyTorch's names, constructor arguments, attributes and repr.
+
+A layer is a small immutable value: it keeps its arguments and hands them to the function of the same name in
+``ndpool.functional`` when it is called. Layers compare and hash by type and arguments, and they pickle;
+``dataclasses.replace(layer, stride=1)`` makes a changed copy. Nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from ndpool import functional as F
+
+__all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "FractionalMaxPool2d",
+    "FractionalMaxPool3d",
+    "LPPool1d",
+    "LPPool2d",
+    "LPPool3d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
+    "MaxUnpool3d",
+]
+
+Array = TypeVar("Array")
+Size: TypeAlias = int | Sequence[int]
+AdaptiveSize: TypeAlias = int | Sequence[int | None] | None
+Ratio: TypeAlias = float | Sequence[float]
+
+
+def _tuple(value: Any, ndim: int) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, Iterable) else (value,) * ndim
+
+
+def _hashable(value: Any) -> Any:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Layer:
+    """What all layers share; a private base documents, after its summary, the parameters that it adds."""
+
+    _ndim: ClassVar[int]
+    _function: ClassVar[Callable[..., Any]]
+    _shown: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        # help() shows a class's own docstring alone, so the parameters of the family are written into it.
+        if "_ndim" in vars(cls) and cls.__doc__:
+            summary, _, example = inspect.cleandoc(cls.__doc__).partition("\n\n")
+            bases = [inspect.cleandoc(base.__doc__ or "") for base in reversed(cls.__mro__[1:-1])]
+            parameters = "\n".join(filter(None, (text.partition("\n\n")[2] for text in bases)))
+            cls.__doc__ = (
+                f"{summary}\n\nParameters\n----------\n{parameters}\n\nExamples\n--------\n{example}\n"
+            )
+
+    def __call__(self, input: Array) -> Array | Any:
+        """Pool `input`; a layer with ``return_indices=True`` returns the pair (values, indices)."""
+        return self._function(input, **self._arguments)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        names: tuple[str, ...] = self.__match_args__
+        return {name: getattr(self, name) for name in names}
+
+    def _key(self) -> tuple[Any, ...]:
+        return type(self), *map(_hashable, self._arguments.values())
+
+    def __eq__(self, other: object) -> bool:
+        return self._key() == other._key() if isinstance(other, _Layer) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in self._shown)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Sliding(_Layer):
+    """A window that slides.
+
+    kernel_size : int or sequence of int
+        Extent of the window, one number for all axes or one for each.
+    stride : int or sequence of int, optional
+        Step from one window to the next; the kernel size unless given.
+    padding : int or sequence of int
+        Border on both sides that never wins a maximum and adds nothing to a sum. At most half the kernel,
+        ``padding <= (dilation * (kernel_size - 1) + 1) // 2``; a call refuses more and names the limit.
+    """
+
+    kernel_size: Size
+    stride: Size | None = None
+    padding: Size = 0
+    _shown: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding")
+    _keeps_tuples: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        stride = self.kernel_size if self.stride is None else self.stride
+        sizes: dict[str, Any] = {"kernel_size": self.kernel_size, "stride": stride, "padding": self.padding}
+        if self._keeps_tuples:
+            sizes = {name: _tuple(size, self._ndim) for name, size in sizes.items()}
+        vars(self).update(sizes)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _MaxPool(_Sliding):
+    """Maximum of a sliding window.
+
+    dilation : int or sequence of int
+        Step between neighbouring elements of a window.
+    return_indices : bool
+        Return also where each maximum stands, as int64 flat positions in its plane.
+    ceil_mode : bool
+        Keep the last window when it is only partly filled.
+    """
+
+    dilation: Size = 1
+    return_indices: bool = False
+    ceil_mode: bool = False
+    _shown: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+
+
+class MaxPool1d(_MaxPool):
+    """Maximum of every window along the last axis, of (N, C, L) or (C, L) arrays.
+
+    >>> import numpy as np
+    >>> MaxPool1d(2)(np.array([[3, 1, 4, 1, 5, 9]]))
+    array([[3, 4, 9]])
+    """
+
+    _ndim = 1
+    _function = staticmethod(F.max_pool1d)
+
+
+class MaxPool2d(_MaxPool):
+    """Maximum of every window over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
+
+    >>> import numpy as np
+    >>> MaxPool2d(2)
+    MaxPool2d(kernel_size=2, stride=2, padding=0, dilation=1, ceil_mode=False)
+    >>> MaxPool2d(2)(np.arange(16).reshape(1, 4, 4))
+    array([[[ 5,  7],
+            [13, 15]]])
+    """
+
+    _ndim = 2
+    _function = staticmethod(F.max_pool2d)
+
+
+class MaxPool3d(_MaxPool):
+    """Maximum of every window over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
+
+    >>> import numpy as np
+    >>> MaxPool3d((1, 2, 2))(np.zeros((1, 3, 5, 8, 8))).shape
+    (1, 3, 5, 4, 4)
+    """
+
+    _ndim = 3
+    _function = staticmethod(F.max_pool3d)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _AvgPool(_Sliding):
+    """Average of a sliding window.
+
+    ceil_mode : bool
+        Keep the last window when it is only partly filled.
+    count_include_pad : bool
+        Divide by the size of the window with its padding; if false, by the elements that lie in the input.
+    """
+
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _AvgPoolWithDivisor(_AvgPool):
+    """Average of a sliding window with a divisor of one's own.
+
+    divisor_override : int, optional
+        Divide every sum by this number; 1 makes a sum pool.
+    """
+
+    divisor_override: int | None = None
+
+
+class AvgPool1d(_AvgPool):
+    """Average of every window along the last axis, of (N, C, L) or (C, L) arrays.
+
+    >>> import numpy as np
+    >>> AvgPool1d(2)(np.array([[3.0, 1.0, 4.0, 1.0, 5.0, 9.0]]))
+    array([[2. , 2.5, 7. ]])
+    """
+
+    _ndim = 1
+    _function = staticmethod(F.avg_pool1d)
+    _keeps_tuples = True
+
+
+class AvgPool2d(_AvgPoolWithDivisor):
+    """Average of every window over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
+
+    >>> import numpy as np
+    >>> AvgPool2d(2)(np.arange(16.0).reshape(1, 4, 4))
+    array([[[ 2.5,  4.5],
+            [10.5, 12.5]]])
+    """
+
+    _ndim = 2
+    _function = staticmethod(F.avg_pool2d)
+
+
+class AvgPool3d(_AvgPoolWithDivisor):
+    """Average of every window over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
+
+    >>> import numpy as np
+    >>> AvgPool3d(2, divisor_override=1)(np.ones((1, 2, 2, 2)))
+    array([[[[8.]]]])
+    """
+
+    _ndim = 3
+    _function = staticmethod(F.avg_pool3d)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _LPPool(_Layer):
+    """Power average of a sliding window.
+
+    norm_type : float
+        The power p of ``sum(x ** p) ** (1 / p)``; ``inf`` gives the maximum, 0 is refused.
+    kernel_size : int or sequence of int
+        Extent of the window, one number for all axes or one for each.
+    stride : int or sequence of int, optional
+        Step from one window to the next; the kernel size unless given.
+    ceil_mode : bool
+        Keep the last window when it is only partly filled.
+    """
+
+    norm_type: float
+    kernel_size: Size
+    stride: Size | None = None
+    ceil_mode: bool = False
+    _shown: ClassVar[tuple[str, ...]] = ("norm_type", "kernel_size", "stride", "ceil_mode")
+
+    def __post_init__(self) -> None:
+        if self.norm_type == 0:
+            raise ValueError(
+                f"{type(self).__name__}: norm_type must not be 0; got norm_type={self.norm_type}"
+            )
+
+
+class LPPool1d(_LPPool):
+    """Power average of every window along the last axis, of (N, C, L) or (C, L) arrays.
+
+    >>> import numpy as np
+    >>> LPPool1d(2, 2)(np.array([[3.0, 4.0, 6.0, 8.0]]))
+    array([[ 5., 10.]])
+    """
+
+    _ndim = 1
+    _function = staticmethod(F.lp_pool1d)
+
+
+class LPPool2d(_LPPool):
+    """Power average of every window over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
+
+    >>> import numpy as np
+    >>> LPPool2d(2, 2)(np.full((1, 2, 4), 1.5))
+    array([[[3., 3.]]])
+    """
+
+    _ndim = 2
+    _function = staticmethod(F.lp_pool2d)
+
+
+class LPPool3d(_LPPool):
+    """Power average of every window over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
+
+    >>> import numpy as np
+    >>> LPPool3d(1, 2)(np.ones((1, 2, 2, 2)))
+    array([[[[8.]]]])
+    """
+
+    _ndim = 3
+    _function = staticmethod(F.lp_pool3d)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _AdaptivePool(_Layer):
+    """Windows that fit the output: output i covers floor(i * size / out) up to ceil((i + 1) * size / out).
+
+    output_size : int, None or sequence of int or None
+        Size of the result, one number for all axes or one for each; None keeps an axis as it is.
+    """
+
+    output_size: AdaptiveSize
+    _shown: ClassVar[tuple[str, ...]] = ("output_size",)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _AdaptiveMaxPool(_AdaptivePool):
+    """Maximum of every window.
+
+    return_indices : bool
+        Return also where each maximum stands, as int64 flat positions in its plane.
+    """
+
+    return_indices: bool = False
+
+
+class AdaptiveMaxPool1d(_AdaptiveMaxPool):
+    """Maximum over the last axis of any length, to a result of the given length.
+
+    >>> import numpy as np
+    >>> AdaptiveMaxPool1d(2)(np.array([[3, 1, 4, 1, 5]]))
+    array([[4, 5]])
+    """
+
+    _ndim = 1
+    _function = staticmethod(F.adaptive_max_pool1d)
+
+
+class AdaptiveMaxPool2d(_AdaptiveMaxPool):
+    """Maximum over the last two axes of any size, to a result of the given size.
+
+    >>> import numpy as np
+    >>> AdaptiveMaxPool2d((7, None))(np.zeros((1, 3, 56, 60))).shape
+    (1, 3, 7, 60)
+    """
+
+    _ndim = 2
+    _function = staticmethod(F.adaptive_max_pool2d)
+
+
+class AdaptiveMaxPool3d(_AdaptiveMaxPool):
+    """Maximum over the last three axes of any size, to a result of the given size.
+
+    >>> import numpy as np
+    >>> AdaptiveMaxPool3d(1)(np.arange(24).reshape(1, 2, 3, 4))
+    array([[[[23]]]])
+    """
+
+    _ndim = 3
+    _function = staticmethod(F.adaptive_max_pool3d)
+
+
+class AdaptiveAvgPool1d(_AdaptivePool):
+    """Average over the last axis of any length, to a result of the given length.
+
+    >>> import numpy as np
+    >>> AdaptiveAvgPool1d(2)(np.array([[3.0, 1.0, 5.0]]))
+    array([[2., 3.]])
+    """
+
+    _ndim = 1
+    _function = staticmethod(F.adaptive_avg_pool1d)
+
+
+class AdaptiveAvgPool2d(_AdaptivePool):
+    """Average over the last two axes of any size, to a result of the given size.
+
+    >>> import numpy as np
+    >>> AdaptiveAvgPool2d(1)(np.arange(9.0).reshape(1, 3, 3))
+    array([[[4.]]])
+    """
+
+    _ndim = 2
+    _function = staticmethod(F.adaptive_avg_pool2d)
+
+
+class AdaptiveAvgPool3d(_AdaptivePool):
+    """Average over the last three axes of any size, to a result of the given size.
+
+    >>> import numpy as np
+    >>> AdaptiveAvgPool3d((2, 7, 7))(np.zeros((1, 4, 5, 30, 40))).shape
+    (1, 4, 2, 7, 7)
+    """
+
+    _ndim = 3
+    _function = staticmethod(F.adaptive_avg_pool3d)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _MaxUnpool(_Sliding):
+    """The way back from a max pool that returned its indices; give it that pool's arguments."""
+
+    _keeps_tuples = True
+
+    def __call__(self, input: Array, indices: Any, output_size: Sequence[int] | None = None) -> Array:  # type: ignore[override]
+        """Put each value of `input` where `indices` says, zeros elsewhere.
+
+        `output_size`, the shape before pooling or its pooled axes, settles the sizes that pool alike.
+        """
+        unpooled: Array = self._function(input, indices, output_size=output_size, **self._arguments)
+        return unpooled
+
+
+class MaxUnpool1d(_MaxUnpool):
+    """Puts the values of a 1-D max pool back where they came from.
+
+    >>> import numpy as np
+    >>> values, indices = MaxPool1d(2, return_indices=True)(np.array([[3.0, 1.0, 4.0, 1.0, 5.0, 9.0]]))
+    >>> MaxUnpool1d(2)(values, indices)
+    array([[3., 0., 4., 0., 0., 9.]])
+    """
+
+    _ndim = 1
+    _function = staticmethod(F.max_unpool1d)
+
+
+class MaxUnpool2d(_MaxUnpool):
+    """Puts the values of a 2-D max pool back where they came from.
+
+    >>> import numpy as np
+    >>> values, indices = MaxPool2d(2, return_indices=True)(np.arange(15.0).reshape(1, 3, 5))
+    >>> MaxUnpool2d(2)(values, indices, output_size=(3, 5))
+    array([[[0., 0., 0., 0., 0.],
+            [0., 6., 0., 8., 0.],
+            [0., 0., 0., 0., 0.]]])
+    """
+
+    _ndim = 2
+    _function = staticmethod(F.max_unpool2d)
+
+
+class MaxUnpool3d(_MaxUnpool):
+    """Puts the values of a 3-D max pool back where they came from.
+
+    >>> import numpy as np
+    >>> values, indices = MaxPool3d(2, return_indices=True)(np.arange(8.0).reshape(1, 2, 2, 2))
+    >>> MaxUnpool3d(2)(values, indices).ravel()
+    array([0., 0., 0., 0., 0., 0., 0., 7.])
+    """
+
+    _ndim = 3
+    _function = staticmethod(F.max_unpool3d)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _FractionalMaxPool(_Layer):
+    """Maximum of windows that start at pseudo-random steps (Graham, "Fractional max-pooling", 2014).
+
+    kernel_size : int or sequence of int
+        Extent of the window, one number for all axes or one for each.
+    output_size : int or sequence of int, optional
+        Size of the result.
+    output_ratio : float or sequence of float, optional
+        Size of the result as a share of the input's, between 0 and 1; give this or `output_size`.
+    return_indices : bool
+        Return also where each maximum stands, as int64 flat positions in its plane.
+    _random_samples : array, optional
+        One number in [0, 1) for every sample, channel and axis that fixes where the windows start.
+    """
+
+    kernel_size: Size
+    output_size: Size | None = None
+    output_ratio: Ratio | None = None
+    return_indices: bool = False
+    _random_samples: Any = None
+
+    def __post_init__(self) -> None:
+        given = {name: getattr(self, name) for name in ("kernel_size", "output_size", "output_ratio")}
+        sizes: dict[str, Any] = {
+            name: value if value is None else _tuple(value, self._ndim) for name, value in given.items()
+        }
+        kernel, size, ratio = sizes.values()
+        if (size is None) == (ratio is None):
+            rule = "exactly one of output_size and output_ratio must be given"
+        elif not all(k > 0 for k in kernel):
+            rule = "kernel_size must be greater than 0"
+        elif ratio is not None and not all(0 < r < 1 for r in ratio):
+            rule = "output_ratio must lie between 0 and 1"
+        else:
+            vars(self).update(sizes)
+            return
+        got = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise ValueError(f"{type(self).__name__}: {rule}; got {got}")
+
+
+class FractionalMaxPool2d(_FractionalMaxPool):
+    """Maximum of pseudo-randomly placed windows over the last two axes.
+
+    >>> import numpy as np
+    >>> FractionalMaxPool2d(2, output_ratio=0.7)(np.zeros((1, 3, 20, 30))).shape
+    (1, 3, 14, 21)
+    """
+
+    _ndim = 2
+    _function = staticmethod(F.fractional_max_pool2d)
+
+
+class FractionalMaxPool3d(_FractionalMaxPool):
+    """Maximum of pseudo-randomly placed windows over the last three axes.
+
+    >>> import numpy as np
+    >>> FractionalMaxPool3d(2, output_size=(3, 5, 7))(np.zeros((1, 3, 8, 10, 12))).shape
+    (1, 3, 3, 5, 7)
+    """
+
+    _ndim = 3
+    _function = staticmethod(F.fractional_max_pool3d)

@@ -1,0 +1,66 @@
+"""Small things that several test files share: fresh processes, answers for any axes, arrays of hard values.
+
+A process under AddressSanitizer has memory of its own that no test of memory should count; such tests carry
+the mark that is made here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from oracle import Array
+
+not_sanitized = pytest.mark.skipif(
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's own memory would be counted"
+)
+
+
+def run_python(code: str, *arguments: str, timeout: float = 60, **environment: str) -> str:
+    """What a fresh interpreter prints that runs this code; a failure shows its error output."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("NDPOOL_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"
+    return done.stdout
+
+
+def on_axes(
+    solve: Callable[..., Any], x: Array, axes: Sequence[int], *args: Any, **kwargs: Any
+) -> tuple[Array, ...]:
+    """The oracle's answer for any axes: the pooled ones moved last in the order given, and back."""
+    last = range(-len(axes), 0)
+    result = solve(np.moveaxis(x, axes, last), *args, **kwargs)
+    return tuple(np.moveaxis(r, last, axes) for r in (result if isinstance(result, tuple) else (result,)))
+
+
+def hard_values(shape: Sequence[int], dtype: Any, seed: int = 0, special: float = 0.02) -> Array:
+    """Many ties; of the floats a share is NaN, infinite or a negative zero."""
+    rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
+    if dtype == np.bool_:
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        low, high = (max(-99, np.iinfo(dtype).min), 100)
+        return rng.integers(low, high, shape).astype(dtype)
+    x = rng.integers(-8, 9, shape) / 4
+    odd = rng.random(shape) < special
+    x[odd] = rng.choice([np.nan, np.inf, -np.inf, -0.0], int(odd.sum()))
+    return x.astype(dtype)
+
+
+def epsilon(dtype: Any) -> float:
+    """The distance from 1 to the next number of a floating type, bfloat16 included."""
+    return float(ml_dtypes.finfo(dtype).eps)

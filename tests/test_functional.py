@@ -1,0 +1,109 @@
+"""The named functions: PyTorch's signatures, and PyTorch's answers over tens of thousands of drawn calls.
+
+Whatever PyTorch can be asked is compared with PyTorch itself, everything else with the oracle.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+import cases
+import ndpool
+
+DRAWS = 1100  # per function: 22,000 in all
+
+
+def answer(case):
+    result = getattr(ndpool, case.name)(case.array(), *case.args, **case.kwargs)
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_equal_to_the_oracle(name):
+    rng = np.random.default_rng(cases.NAMES.index(name))
+    for _ in range(DRAWS // 2):
+        case = cases.draw(rng, name, beyond=True)
+        if case.values.dtype == bool and "avg" in name:
+            with pytest.raises(TypeError, match=f"{name}: the average of dtype=bool"):
+                answer(case)
+        else:
+            cases.assert_same(answer(case), case.call_oracle(), case)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_equal_to_pytorch(name):
+    """Values, indices, shapes and dtypes; what PyTorch itself gets wrong is listed in test_oracle.py."""
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)  # its unpooling races where indices repeat (pytorch#78249)
+    from test_oracle import spoiled
+
+    rng = np.random.default_rng(1000 + cases.NAMES.index(name))
+    judged = 0
+    for _ in range(DRAWS):
+        case = cases.draw(rng, name)
+        wanted = case.call_oracle() if spoiled(case) else case.call_torch()
+        cases.assert_same(answer(case), wanted, case)
+        judged += not spoiled(case)
+    assert judged > DRAWS / 3
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_signature_begins_as_pytorchs(name):
+    torch = pytest.importorskip("torch")
+    theirs = getattr(torch.nn.functional, f"_{name}", None) or getattr(torch.nn.functional, name)
+    ours = inspect.signature(getattr(ndpool, name)).parameters
+    try:
+        wanted = [(p.name, p.default) for p in inspect.signature(theirs).parameters.values()]
+    except ValueError:  # built in: its first line of documentation is the signature
+        line = theirs.__doc__.strip().partition("(")[2].partition(")")[0]
+        wanted = [
+            (key.strip(), eval(value) if value else inspect.Parameter.empty)
+            for key, _, value in (part.partition("=") for part in line.split(","))
+        ]
+    positional = [(p.name, p.default) for p in ours.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == wanted
+    assert all(p.kind is p.KEYWORD_ONLY for p in list(ours.values())[len(wanted) :])
+
+
+def test_worked_values():
+    """Where a person can check them: ties give the first, NaN the last position, -inf a real one."""
+    x = np.array([[[1.0, 1.0, np.nan, np.nan], [1.0, 1.0, 0.0, np.nan]]])
+    values, indices = ndpool.max_pool2d(x, 2, return_indices=True)
+    assert np.isnan(values[0, 0, 1])
+    assert indices.tolist() == [[[0, 7]]]
+    assert ndpool.max_pool1d(np.full((1, 3), -np.inf), 3, padding=1, stride=1, return_indices=True)[
+        1
+    ].tolist() == [[0, 0, 1]]
+    assert np.signbit(ndpool.max_pool1d(np.array([[-0.0, 0.0]]), 2)).all()
+    assert not np.signbit(ndpool.max_pool1d(np.array([[0.0, -0.0]]), 2)).any()
+
+
+def test_positional_flags():
+    x = np.arange(16.0).reshape(1, 4, 4)
+    assert len(ndpool.max_pool2d(x, 2, 2, 0, 1, False, True)) == 2
+    assert len(ndpool.adaptive_max_pool2d(x, 2, True)) == 2
+    assert len(ndpool.fractional_max_pool2d(x, 2, 2, None, True)) == 2
+
+
+def test_fractional_calls_can_be_repeated():
+    """pytorch#183249: a seed or a generator makes a call repeatable."""
+    x = np.random.default_rng(0).random((2, 3, 20, 20))
+    once = ndpool.fractional_max_pool2d(x, 3, 7, generator=5)
+    assert (once == ndpool.fractional_max_pool2d(x, 3, 7, generator=5)).all()
+    assert (once == ndpool.fractional_max_pool2d(x, 3, 7, generator=np.random.default_rng(5))).all()
+    assert (once != ndpool.fractional_max_pool2d(x, 3, 7, generator=6)).any()
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "lp_pool2d"])
+def test_empty_batches_and_outputs(name):
+    """pytorch#64306, pytorch#78868: nothing in, nothing out."""
+    args = (2, 2) if name == "lp_pool2d" else (2,)
+    assert getattr(ndpool, name)(np.zeros((0, 3, 4, 4)), *args).shape == (0, 3, 2, 2)
+    if "adaptive" in name:
+        assert getattr(ndpool, name)(np.zeros((2, 3, 4, 4)), 0).shape == (2, 3, 0, 0)
+        assert ndpool.adaptive_avg_pool2d(np.zeros((2, 3, 4, 4)), (0, None)).shape == (2, 3, 0, 4)

@@ -1,0 +1,215 @@
+"""Geometry: output sizes, windows and divisors, exhaustively over small sizes, against PyTorch.
+
+PyTorch is asked for every output size and, through the maxima of a ramp and the averages of ones, for the
+windows and divisors themselves.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+import ndpool
+from ndpool import geometry
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+SIZES, KERNELS, STRIDES, DILATIONS = range(1, 25), range(1, 8), range(1, 5), range(1, 4)
+
+
+def axis(size, k, s, p, d, ceil, include=True):
+    return geometry.sliding("f", (size,), k, s, p, d, ceil, include, strict=True).axes[0]
+
+
+def brute(size, out, k, s, p, d):
+    """Windows by enumeration: the taps that lie inside, for every output."""
+    taps = [[o * s - p + t * d for t in range(k)] for o in range(out)]
+    return [[i for i in row if 0 <= i < size] for row in taps]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sliding_axes_equal_pytorch(size):
+    """pytorch#88144: sizes in both rounding modes, and every window, for all small arguments."""
+    ramp = torch.arange(float(size)).view(1, 1, size)
+    falling = -ramp
+    for k, s, d in product(KERNELS, STRIDES, DILATIONS):
+        for p, ceil in product(range(k // 2 + 1), (False, True)):
+            try:
+                highest, last = F.max_pool1d(ramp, k, s, p, d, ceil, True)
+            except RuntimeError:
+                with pytest.raises(ValueError, match="f: the window must fit"):
+                    axis(size, k, s, p, d, ceil)
+                continue
+            plan = axis(size, k, s, p, d, ceil)
+            assert plan.out == highest.shape[-1], (size, k, s, p, d, ceil)
+            first = F.max_pool1d(falling, k, s, p, d, ceil, True)[1][0, 0].tolist()
+            windows = brute(size, plan.out, k, s, p, d)
+            for o, taps in enumerate(windows):
+                w = plan.window(o)
+                assert w.taps == len(taps)
+                if taps:
+                    assert (w.start, w.start + (w.taps - 1) * d) == (taps[0], taps[-1])
+                    assert (first[o], last[0, 0, o].item()) == (taps[0], taps[-1])
+                else:
+                    assert first[o] == w.start  # pytorch#114216: where PyTorch's index points
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_divisors_equal_pytorch(size):
+    ones = torch.ones(1, 1, size, dtype=torch.float64)
+    for k, s in product(KERNELS, STRIDES):
+        for p, ceil, include in product(range(k // 2 + 1), (False, True), (False, True)):
+            try:
+                means = F.avg_pool1d(ones, k, s, p, ceil, include)[0, 0].tolist()
+            except RuntimeError:
+                continue
+            plan = axis(size, k, s, p, 1, ceil, include)
+            windows = [plan.window(o) for o in range(plan.out)]
+            assert [w.taps / w.share for w in windows] == means, (size, k, s, p, ceil, include)
+
+
+def test_adaptive_axes_equal_pytorch():
+    """keras-team/keras#18191, pytorch#108197, hyperbolic_learning_library#40: all pairs to 40."""
+    for size, out in product(range(1, 41), range(1, 41)):
+        ramp = torch.arange(float(size)).view(1, 1, size)
+        last = F.adaptive_max_pool1d(ramp, out, True)[1][0, 0].tolist()
+        first = F.adaptive_max_pool1d(-ramp, out, True)[1][0, 0].tolist()
+        want = [range(a, b + 1) for a, b in zip(first, last, strict=True)]
+        assert ndpool.adaptive_windows(size, out) == want
+        assert want == [range(o * size // out, -(-(o + 1) * size // out)) for o in range(out)]
+
+
+def test_adaptive_tables_stay_exact_beyond_64_bits():
+    """pytorch#176784: o*size may not be computed in a word."""
+    size, out = 2**62 + 1, 5
+    windows = [geometry.adaptive("f", (size,), out).axes[0].window(o) for o in range(out)]
+    assert [(w.start, w.start + w.taps) for w in windows] == [
+        (o * size // out, -(-(o + 1) * size // out)) for o in range(out)
+    ]
+
+
+def test_same_padding_is_tensorflows():
+    """pytorch#3867: ceil(size/stride) outputs; the odd cell of padding after the input, or before it."""
+    for size, k, s, d in product(range(1, 20), KERNELS, STRIDES, DILATIONS):
+        total = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
+        for mode, before in (("same", total // 2), ("same_lower", total - total // 2)):
+            pairs = [(before, total - before)]
+            try:
+                want = geometry.sliding("f", (size,), k, s, pairs, d, False, strict=False)
+            except ValueError:  # windows that hold nothing
+                with pytest.raises(ValueError, match="holds none"):
+                    geometry.sliding("f", (size,), k, s, mode, d, False, strict=False)
+                continue
+            got = geometry.sliding("f", (size,), k, s, mode, d, False, strict=False)
+            assert got.axes == want.axes or got.axes[0].origin == want.axes[0].origin == -before
+            assert got.out == want.out == (-(-size // s),)
+
+
+def test_general_padding_is_refused_exactly_when_a_window_is_empty():
+    """pytorch#3298, pytorch#17150: any padding on either side, as long as every window has an element."""
+    for size, k, s, d in product((1, 2, 3, 5, 8), (1, 2, 3, 5), (1, 2, 3, 4), (1, 2, 3, 4, 7)):
+        for before, after, ceil in product(range(0, 12), (0, 1, 4, 11), (False, True)):
+            span = size + before + after - (k - 1) * d - 1
+            out = (-(-span // s) if ceil else span // s) + 1
+            out -= ceil and (out - 1) * s >= size + before
+            if out < 1:
+                continue
+            empty = [not taps for taps in brute(size, out, k, s, before, d)]
+            call = ("f", (size,), k, s, [(before, after)], d, ceil)
+            if any(empty):
+                with pytest.raises(ValueError, match="holds none"):
+                    geometry.sliding(*call, strict=False)
+            else:
+                assert geometry.sliding(*call, strict=False).out == (out,)
+
+
+def test_cut_gives_the_same_windows():
+    rng = np.random.default_rng(0)
+    small = [(k, s, d) for k, s, d in product(KERNELS, STRIDES, DILATIONS) if (k - 1) * d < 23]
+    plans = [axis(23, k, s, p, d, True) for k, s, d in small for p in (0, k // 2)]
+    plans += [
+        geometry.adaptive("f", (size,), out).axes[0] for size, out in product((7, 16, 23), (2, 3, 5, 8, 30))
+    ]
+    samples = np.array([[0.1], [0.7]])
+    starts = geometry.fractional("f", (23,), samples, 3, 9, None).axes[0]
+    for plan in plans:
+        o0 = int(rng.integers(plan.out))
+        o1 = int(rng.integers(o0 + 1, plan.out + 1))
+        part, where = plan.cut(o0, o1)
+        assert (part.size, part.out) == (where.stop - where.start, o1 - o0)
+        assert where.stop <= plan.size
+        reached = [w for w in map(plan.window, range(o0, o1)) if w.taps]
+        for o in range(o0, o1):
+            whole, piece = plan.window(o), part.window(o - o0)
+            assert piece[1:] == whole[1:]
+            assert not whole.taps or piece.start + where.start == whole.start
+        if plan.step == 1 and reached:  # no cell too many
+            assert where.start == min(w.start for w in reached)
+            assert where.stop == max(w.start + w.taps for w in reached)
+    part, where = starts.cut(2, 5)
+    assert part.starts is not None
+    assert starts.starts is not None
+    assert (part.starts + where.start == starts.starts[:, 2:5]).all()
+    with pytest.raises(ValueError, match="cut: outputs must be a range"):
+        plans[0].cut(3, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fractional_windows_equal_pytorch(dtype):
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        h, w = rng.integers(3, 40, 2).tolist()
+        kh, kw = int(rng.integers(1, h)), int(rng.integers(1, w))
+        out = (int(rng.integers(1, h - kh + 2)), int(rng.integers(1, w - kw + 2)))
+        samples = torch.from_numpy(rng.random((1, 2, 2))).to(dtype)
+        plane = -torch.arange(float(h * w), dtype=dtype).view(1, 1, h, w).expand(1, 2, h, w)
+        first = F.fractional_max_pool2d(plane, (kh, kw), out, None, True, samples)[1][0]
+        plan = geometry.fractional("f", (h, w), samples[0].numpy(), (kh, kw), out, None)
+        for plane_index in range(2):
+            rows, columns = (a.starts[plane_index] for a in plan.axes)
+            assert (first[plane_index].numpy() == rows[:, None] * w + columns).all()
+
+
+def test_unpool_sizes_equal_pytorch():
+    """pytorch#68589: natural sizes, and the range of sizes that may be asked for instead."""
+    for size, k, s, p in product(range(1, 7), range(1, 5), range(1, 5), range(2)):
+        values = torch.zeros(1, 1, size)
+        indices = torch.zeros(1, 1, size, dtype=torch.int64)
+        for asked in (None, *range(1, 30)):
+            output_size = None if asked is None else (asked,)
+            try:
+                want = tuple(F.max_unpool1d(values, indices, k, s, p, output_size).shape[2:])
+            except (RuntimeError, ValueError):
+                want = (0,)
+            if want == (0,):  # PyTorch may give an empty plane, where no index has a place
+                with pytest.raises(ValueError, match=r"^f: (output_size|padding)"):
+                    geometry.unpool_size("f", (size,), k, s, p, output_size)
+            else:
+                assert geometry.unpool_size("f", (size,), k, s, p, output_size) == want
+
+
+def test_public_helpers():
+    assert ndpool.windows(5, 2, ceil_mode=True) == [range(0, 2), range(2, 4), range(4, 5)]
+    assert ndpool.windows(5, 3, 1, (2, 0)) == [
+        range(0, 1),
+        range(0, 2),
+        range(0, 3),
+        range(1, 4),
+        range(2, 5),
+    ]
+    assert ndpool.windows(7, 3, 2, 0, 2) == [range(0, 5, 2), range(2, 7, 2)]
+    assert ndpool.output_size((112, 7), (3, 2), (2, 2), (1, 0), ceil_mode=True) == (57, 4)
+    assert ndpool.output_size(2**40, 2) == 2**39
+    assert ndpool.output_size((9, 9), 3, padding="same") == (3, 3)
+
+
+def test_plans_are_cached_and_never_confuse_types():
+    assert geometry.sliding("f", (8, 8), 2, None, 0, 1, False, strict=True) is geometry.sliding(
+        "f", (8, 8), 2, None, 0, 1, False, strict=True
+    )
+    for wrong in (2.0, True, (2.0, 2), (True, 2), "2", None):
+        with pytest.raises(TypeError, match=r"^f: kernel_size must be an integer"):
+            geometry.sliding("f", (8, 8), wrong, 2, 0, 1, False, strict=True)
