@@ -417,6 +417,7 @@ std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narr
 }  // namespace
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // plans stay in their cache until the interpreter is gone
   int n;
   kernels.store(available_kernels(n)[0]);
   nb::class_<Plan>(m, "Plan")
