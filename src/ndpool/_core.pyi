@@ -3,9 +3,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-Buffer = NDArray[Any]
+# An array, or (address, shape, strides in elements) of memory that the caller keeps alive.
+Buffer = NDArray[Any] | tuple[int, tuple[int, ...], tuple[int, ...]]
 
-_Axis = tuple[int, int, int, int, int, int, int, int, list[int] | None, list[int] | None, int]
+_Axis = tuple[int, int, int, int, int, int, int, int, NDArray[Any] | None, NDArray[Any] | None]
 
 class Plan:
     def __init__(self, axes: Sequence[_Axis]) -> None: ...

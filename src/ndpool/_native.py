@@ -8,10 +8,31 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
+
+import numpy as np
 
 from ndpool import _core as core
+from ndpool.geometry import AxisPlan, Plan
 
-__all__ = ["MAX_THREADS", "core"]
+__all__ = ["INDEX64", "MAX_THREADS", "NO_EXTRA", "OFFSET8", "OFFSET32", "core", "core_plan"]
+
+# What a pick stores beside its values: nothing, offsets inside the window, positions in the plane.
+NO_EXTRA, OFFSET8, OFFSET32, INDEX64 = range(4)
+
+
+def core_plan(plan: Plan) -> core.Plan:
+    """The core's form of a plan, made once and kept with it."""
+    if plan.core is None:
+        plan.core = core.Plan([_core_axis(axis) for axis in plan.axes])
+    return plan.core  # type: ignore[no-any-return]
+
+
+def _core_axis(a: AxisPlan) -> Any:
+    regular = (a.size, a.out, a.kernel, a.stride, a.step, a.origin, *a.bounds)
+    if a.starts is None:
+        return (*regular, None, None)
+    return (*regular, np.ascontiguousarray(a.starts), np.ascontiguousarray(a.counts))
 
 
 def _apply_environment() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ndpool import geometry
+from ndpool._arguments import check_divisor, check_norm, check_rank
 from ndpool._dispatch import room_of
 from ndpool._signatures import AdaptiveMaxPool, FractionalMaxPool, Ints, MaxPool
 from ndpool.reductions import REDUCTIONS
@@ -42,9 +43,9 @@ def _sliding(
     norm: float = 0.0,
 ) -> Any:
     room = room_of(fn, x)
-    axes = geometry.check_rank(fn, x.shape, n_axes)
+    axes = check_rank(fn, x.shape, n_axes)
     plan = geometry.sliding(fn, x.shape[-n_axes:], *window, strict=True)
-    divisor = 0 if divisor is None else geometry.check_divisor(fn, divisor)
+    divisor = 0 if divisor is None else check_divisor(fn, divisor)
     return room.pool(fn, plan, reduction, x, axes, bool(indices), dtype, out, divisor, norm)
 
 
@@ -59,7 +60,7 @@ def _adaptive(
     out: Any = None,
 ) -> Any:
     room = room_of(fn, x)
-    axes = geometry.check_rank(fn, x.shape, n_axes)
+    axes = check_rank(fn, x.shape, n_axes)
     plan = geometry.adaptive(fn, x.shape[-n_axes:], output_size)
     return room.pool(fn, plan, reduction, x, axes, bool(indices), dtype, out, 0, 0.0)
 
@@ -74,7 +75,7 @@ def _fractional(
     generator: Any,
 ) -> Any:
     room = room_of(fn, x)
-    axes = geometry.check_rank(fn, x.shape, n_axes)
+    axes = check_rank(fn, x.shape, n_axes)
     drawn = room.samples(fn, x, samples, n_axes, generator)
     plan = geometry.fractional(fn, x.shape[-n_axes:], drawn, *size)
     return room.pool(fn, plan, _MAX, x, axes, bool(indices), None, None, 0, 0.0)
@@ -84,7 +85,7 @@ def _unpool(
     fn: str, n_axes: int, x: Any, indices: Any, kernel: Any, stride: Any, padding: Any, output_size: Any
 ) -> Any:
     room = room_of(fn, x)
-    axes = geometry.check_rank(fn, x.shape, n_axes)
+    axes = check_rank(fn, x.shape, n_axes)
     sizes = geometry.unpool_size(fn, x.shape[-n_axes:], kernel, stride, padding, output_size)
     return room.unpool(fn, x, indices, sizes, axes)
 
@@ -336,7 +337,7 @@ def lp_pool1d(
     >>> ndpool.lp_pool1d(np.array([[3.0, 4.0, 6.0, 8.0]]), 2, 2)
     array([[ 5., 10.]])
     """
-    norm = geometry.check_norm("lp_pool1d", norm_type)
+    norm = check_norm("lp_pool1d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
     return cast(A, _sliding("lp_pool1d", 1, _LP, input, window, dtype=dtype, out=out, norm=norm))
 
@@ -384,7 +385,7 @@ def lp_pool2d(
     >>> ndpool.lp_pool2d(np.full((1, 2, 2), 3.0), 2, 2)
     array([[[6.]]])
     """
-    norm = geometry.check_norm("lp_pool2d", norm_type)
+    norm = check_norm("lp_pool2d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
     return cast(A, _sliding("lp_pool2d", 2, _LP, input, window, dtype=dtype, out=out, norm=norm))
 
@@ -412,7 +413,7 @@ def lp_pool3d(
     >>> ndpool.lp_pool3d(np.ones((1, 2, 2, 2)), 1, 2)
     array([[[[8.]]]])
     """
-    norm = geometry.check_norm("lp_pool3d", norm_type)
+    norm = check_norm("lp_pool3d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
     return cast(A, _sliding("lp_pool3d", 3, _LP, input, window, dtype=dtype, out=out, norm=norm))
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from ndpool import geometry
+from ndpool._arguments import check_divisor, check_norm, check_sizes, normalize_axes
 from ndpool._dispatch import room_of
 from ndpool.reductions import REDUCTIONS, find
 
@@ -123,7 +124,7 @@ def pool(
     room = room_of("pool", x, "x")
     if divisor_override is not None and not reduction.divides:
         raise ValueError(f"pool: divisor_override is for averages; got it with reduce={reduce!r}")
-    at = geometry.normalize_axes("pool", axes, len(x.shape), _count("pool", "window", window, axes))
+    at = normalize_axes("pool", axes, len(x.shape), _count("pool", "window", window, axes))
     sizes = tuple(x.shape[a] for a in at)
     plan = geometry.sliding(
         "pool", sizes, window, stride, padding, dilation, ceil_mode, count_include_pad, strict=False
@@ -201,7 +202,7 @@ def adaptive_pool(
     """
     reduction = find("adaptive_pool", reduce)
     room = room_of("adaptive_pool", x, "x")
-    at = geometry.normalize_axes(
+    at = normalize_axes(
         "adaptive_pool", axes, len(x.shape), _count("adaptive_pool", "output_size", output_size, axes)
     )
     plan = geometry.adaptive("adaptive_pool", tuple(x.shape[a] for a in at), output_size, strict=False)
@@ -236,8 +237,8 @@ def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None
     """
     room = room_of("unpool", values, "values")
     n_axes = _count("unpool", "output_size", output_size, axes)
-    at = geometry.normalize_axes("unpool", axes, len(values.shape), n_axes)  # type: ignore[attr-defined]
-    sizes = geometry.check_sizes("unpool", "output_size", output_size, n_axes)
+    at = normalize_axes("unpool", axes, len(values.shape), n_axes)  # type: ignore[attr-defined]
+    sizes = check_sizes("unpool", "output_size", output_size, n_axes)
     return room.unpool("unpool", values, indices, sizes, at)  # type: ignore[no-any-return]
 
 
@@ -255,8 +256,8 @@ def _count(fn: str, name: str, value: object, axes: object) -> int:
 
 
 def _extras(fn: str, reduce: str, divisor: object, norm_type: object) -> tuple[int, float]:
-    norm = geometry.check_norm(fn, norm_type) if REDUCTIONS[reduce].norm else 0.0
-    return geometry.check_divisor(fn, divisor) or 0, norm
+    norm = check_norm(fn, norm_type) if REDUCTIONS[reduce].norm else 0.0
+    return check_divisor(fn, divisor) or 0, norm
 
 
 def _check_indices_exist(fn: str, reduce: str, return_indices: object) -> None:

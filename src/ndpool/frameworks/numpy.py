@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ndpool._native import core
-from ndpool.geometry import AxisPlan, Plan
+from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
+from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
 
 _CODES = {
@@ -26,7 +26,6 @@ _FIRST_FLOAT = 9
 _BFLOAT16 = 10
 _INT64 = np.dtype("int64")
 
-NO_EXTRA, OFFSET8, OFFSET32, INDEX64 = range(4)
 _EXTRA_DTYPES: dict[int, np.dtype[Any]] = {
     OFFSET8: np.dtype("uint8"),
     OFFSET32: np.dtype("int32"),
@@ -97,7 +96,7 @@ def pool_offsets(
     """Values, and where in its window each was found: the one byte (or four) that backward needs."""
     x, code = _usable(reduction.name, "input", x)
     shape = _with_sizes(x.shape, axes, plan.out)
-    kind = OFFSET8 if _core_plan(plan).taps <= 256 else OFFSET32
+    kind = OFFSET8 if core_plan(plan).taps <= 256 else OFFSET32
     y, offsets = _empty(x, shape, x.dtype), _empty(x, shape, _EXTRA_DTYPES[kind])
     _forward(plan, reduction, x, code, axes, y, offsets, kind, 0, 0.0)
     return y, offsets
@@ -311,20 +310,6 @@ def _raw(x: Any) -> Any:
     return x.view(np.uint16) if x is not None and _CODES[x.dtype] == _BFLOAT16 else x
 
 
-def _core_plan(plan: Plan) -> core.Plan:
-    if plan.core is None:
-        plan.core = core.Plan([_core_axis(axis) for axis in plan.axes])
-    return plan.core  # type: ignore[no-any-return]
-
-
-def _core_axis(a: AxisPlan) -> tuple[Any, ...]:
-    regular = (a.size, a.out, a.kernel, a.stride, a.step, a.origin, *a.bounds)
-    if a.starts is None or a.counts is None:
-        return (*regular, None, None, 1)
-    planes = 1 if a.starts.ndim == 1 else a.starts.shape[0]
-    return (*regular, a.starts.ravel().tolist(), a.counts.ravel().tolist(), planes)
-
-
 def _forward(
     plan: Plan,
     reduction: Reduction,
@@ -339,7 +324,7 @@ def _forward(
 ) -> None:
     if not y.size:
         return
-    native = plan.core or _core_plan(plan)
+    native = plan.core or core_plan(plan)
     if code == _BFLOAT16:
         x = x.view(np.uint16)
     into = (_raw(y), _CODES[y.dtype], extra, kind, reduction.divides, divisor, norm)
@@ -367,7 +352,7 @@ def _backward(
 ) -> bool:
     grad, offsets, y = arrays
     return core.backward(
-        _core_plan(plan),
+        core_plan(plan),
         reduction.op,
         _raw(grad),
         code,
