@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -90,7 +91,7 @@ private:
 };
 
 using AxisArgs = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                            nb::object, nb::object>;
+                            nb::object, nb::object, int64_t, int64_t>;
 
 class Plan {
 public:
@@ -99,8 +100,9 @@ public:
     for (const AxisArgs& args : axes) {
       Axis a{};
       nb::object starts, counts;
-      std::tie(a.size, a.out, a.kernel, a.stride, a.step, a.origin, a.lo, a.hi, starts, counts) = args;
-      a.uncropped = a.kernel;
+      std::tie(a.size, a.out, a.kernel, a.stride, a.step, a.origin, a.lo, a.hi, starts, counts, a.uncropped,
+               a.cropped) = args;
+      if (a.size < 1 || a.kernel < 1 || a.stride < 1 || a.step < 1 || a.out < 0) fault("bad axis");
       if (!starts.is_none()) {
         a.starts = table(starts);
         a.counts = table(counts);
@@ -112,8 +114,6 @@ public:
             fault("a window leaves the input");
         a.table_stride = planes > 1 ? a.out : 0;
         planes_ = std::max(planes_, planes);
-      } else {
-        crop(a);
       }
       axes_.push_back(a);
     }
@@ -125,6 +125,14 @@ public:
     int64_t n = 1;
     for (const Axis& a : axes_)
       if (__builtin_mul_overflow(n, a.kernel, &n)) return INT64_MAX;
+    return n;
+  }
+
+  // Elements of a whole window, padding and all; -1 when they cannot be counted.
+  int64_t window() const {
+    int64_t n = 1;
+    for (const Axis& a : axes_)
+      if (__builtin_mul_overflow(n, a.uncropped, &n)) return -1;
     return n;
   }
 
@@ -140,18 +148,6 @@ private:
     const int64_t* data = reinterpret_cast<const int64_t*>(b.data());
     tables_.emplace_back(data, data + n);
     return tables_.back().data();
-  }
-
-  // Cuts off the taps that stand outside the input in every window: padding may be far wider than the input.
-  static void crop(Axis& a) {
-    if (a.size < 1 || a.kernel < 1 || a.stride < 1 || a.step < 1 || a.out < 0) fault("bad axis");
-    if (a.out == 0 || (a.kernel - 1) * a.step < 2 * a.size + 64) return;
-    const int64_t front =
-        std::min(a.kernel - 1, std::max<int64_t>(0, ceil_div(-a.origin - (a.out - 1) * a.stride, a.step)));
-    const int64_t end = std::min(a.kernel, std::max<int64_t>(front + 1, ceil_div(a.size - a.origin, a.step)));
-    a.cropped = front;
-    a.origin += front * a.step;
-    a.kernel = end - front;
   }
 
   std::vector<Axis> axes_;
@@ -178,6 +174,18 @@ bool set_isa(const std::string& name) {
       return true;
     }
   return false;
+}
+
+// The kernel of the chosen set, or of the next one that has it.
+Kernel kernel_for(const Problem& p, Kernel (*Kernels::*direction)(const Problem&)) {
+  int n;
+  const Kernels* const* sets = available_kernels(n);
+  const Kernels* chosen = kernels.load();
+  Kernel found;
+  for (int i = int(std::find(sets, sets + n, chosen) - sets); i < n && !found.run; ++i)
+    found = (sets[i]->*direction)(p);
+  if (!found.run) fault("no kernel for this problem");
+  return found;
 }
 
 // Scratch of the calling thread, kept between calls while it is small.
@@ -300,6 +308,8 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
     if (p.extra == Extra::offset8 && plan.taps() > 256) fault("the window needs wider offsets");
   }
   if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
+  if (divide && !divisor && plan.window() < 0)
+    throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = item_size(p.x_type);
   if (eb)
     lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}, {&p.extra_array, &*eb, true}}, p.x, item);
@@ -308,7 +318,7 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
   int64_t rows = 1, outputs = p.planes * p.lanes;
   for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].out;
   outputs *= rows * p.axes[p.n_axes - 1].out;
-  if (outputs) execute(p, kernels.load()->forward(p), rows, cost_of(p, item));
+  if (outputs) execute(p, kernel_for(p, &Kernels::forward), rows, cost_of(p, item));
   return true;
 }
 
@@ -342,7 +352,7 @@ bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::ve
   int64_t rows = 1, inputs = p.planes * p.lanes;
   for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].size;
   inputs *= rows * p.axes[p.n_axes - 1].size;
-  if (inputs) execute(p, kernels.load()->backward(p), rows, cost_of(p, item));
+  if (inputs) execute(p, kernel_for(p, &Kernels::backward), rows, cost_of(p, item));
   return true;
 }
 
@@ -384,24 +394,24 @@ struct Planes {
   }
 };
 
-// The first index outside [0, limit) in the order of the planes, or limit itself when there is none.
-int64_t bad_index(const Planes& indices, int64_t limit) {
+// The first index outside [0, limit) in the order of the planes, if there is one.
+std::optional<int64_t> bad_index(const Planes& indices, int64_t limit) {
   std::atomic<bool> bad{false};
-  const auto scan = [&](int64_t plane, auto&& found) {
+  const auto scan = [&](int64_t plane) -> std::optional<int64_t> {
     const char* at = indices.plane(plane);
     for (int64_t j = 0; j < indices.size; ++j) {
       const int64_t i = *reinterpret_cast<const int64_t*>(at + j * indices.step);
-      if (std::uint64_t(i) >= std::uint64_t(limit)) return found(i);
+      if (std::uint64_t(i) >= std::uint64_t(limit)) return i;
     }
+    return std::nullopt;
   };
   const int workers = indices.count * indices.size * 8 < serial_bytes ? 1 : num_threads();
   parallel_for(indices.count, workers, [&](int, int64_t begin, int64_t end) {
-    for (int64_t plane = begin; plane < end; ++plane) scan(plane, [&](int64_t) { bad.store(true); });
+    for (int64_t plane = begin; plane < end; ++plane)
+      if (scan(plane)) bad.store(true);
   });
-  int64_t first = limit;
-  if (bad.load())
-    for (int64_t plane = 0; plane < indices.count && first == limit; ++plane)
-      scan(plane, [&](int64_t i) { first = i; });
+  std::optional<int64_t> first;
+  for (int64_t plane = 0; bad.load() && plane < indices.count && !first; ++plane) first = scan(plane);
   return first;
 }
 
@@ -426,7 +436,7 @@ void move_items(const Planes& wide, const Planes& narrow, const Planes& indices,
 }
 
 // Unpooling (scatter) and its adjoint (gather). Repeated indices: the last in row-major order stays.
-// Returns (understood, index): not understood asks for packed copies; an index other than -1 is out of range.
+// Returns (understood, index): not understood asks for packed copies; an index is one that is out of range.
 std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narrow, nb::handle indices,
                                                 int type, int n_axes, bool scatter) {
   const Dtype dtype = Dtype(type);
@@ -436,8 +446,7 @@ std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narr
   if (w->count != n->count || n->count != i->count || n->size != i->size) fault("planes differ");
   if (n->count == 0 || n->size == 0) return {true, std::nullopt};
   nb::gil_scoped_release release;
-  const int64_t first = bad_index(*i, w->size);
-  if (first != w->size || w->size == 0) return {true, first};
+  if (const auto bad = bad_index(*i, w->size)) return {true, bad};
   switch (item_size(dtype)) {
   case 1:
     move_items<std::uint8_t>(*w, *n, *i, scatter);

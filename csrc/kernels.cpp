@@ -10,9 +10,20 @@ namespace {
 
 template <class Engine> constexpr Kernel kernel_of() { return {Engine::prepare, Engine::run}; }
 
+// Where the direct engine pays for the code it makes: maxima of floats and bytes; codes for what is trained.
+template <class R, class S> constexpr bool direct =
+    (std::is_same_v<R, Max<typename R::V>> && (is_real<typename R::V> || sizeof(S) == 1)) ||
+    std::is_same_v<R, Min<float>> || std::is_same_v<R, Min<std::uint8_t>>;
+template <class R, class S> constexpr bool direct_codes =
+    std::is_same_v<R, Max<typename R::V>> && is_real<typename R::V>;
+
 template <template <class> class R, class V, class S = V> Kernel pick(const Problem& p) {
-  if constexpr (is_real<V> || sizeof(V) == 1)
-    if (p.extra == Extra::none && DirectRows<R<V>, S>::serves(p)) return kernel_of<DirectRows<R<V>, S>>();
+  if constexpr (direct<R<V>, S>)
+    if (p.extra == Extra::none && DirectRows<R<V>, S, false>::serves(p))
+      return kernel_of<DirectRows<R<V>, S, false>>();
+  if constexpr (direct_codes<R<V>, S>)
+    if (p.extra != Extra::none && DirectRows<R<V>, S, true>::serves(p))
+      return kernel_of<DirectRows<R<V>, S, true>>();
   if (columns_first<V>(p)) return kernel_of<ColumnsFirst<R<V>>>();
   return p.extra == Extra::none ? kernel_of<RowsFirst<R<V>, false>>() : kernel_of<RowsFirst<R<V>, true>>();
 }
@@ -24,6 +35,7 @@ template <template <class> class R> Kernel pick(const Problem& p) {
     return pick<R, std::uint8_t>(p);
   case Dtype::i8:
     return pick<R, std::int8_t>(p);
+#if !defined(__AVX512F__)  // the wider integers gain nothing from it: they are left to the next set
   case Dtype::u16:
     return pick<R, std::uint16_t>(p);
   case Dtype::i16:
@@ -36,6 +48,10 @@ template <template <class> class R> Kernel pick(const Problem& p) {
     return pick<R, std::uint64_t>(p);
   case Dtype::i64:
     return pick<R, std::int64_t>(p);
+#else
+  default:
+    return {};
+#endif
   case Dtype::f64:
     return pick<R, double>(p);
   case Dtype::f16:
@@ -45,27 +61,23 @@ template <template <class> class R> Kernel pick(const Problem& p) {
   case Dtype::f32:
     return pick<R, float>(p);
   }
-  __builtin_unreachable();
+  return {};
+}
+
+template <class V, class S = V> Kernel sum_of(const Problem& p) {
+  if (p.op == Op::sum && DirectRows<Sum<V>, S, false>::serves(p))
+    return kernel_of<DirectRows<Sum<V>, S, false>>();
+  return kernel_of<ColumnsFirst<Sum<V>>>();
 }
 
 // Halves and float32 add up in float32, float64 and integers that become floats in float64.
 Kernel sum(const Problem& p) {
-  if (p.op == Op::sum) {
-    if (p.x_type == Dtype::f32 && DirectRows<Sum<float>, float>::serves(p))
-      return kernel_of<DirectRows<Sum<float>, float>>();
-    if (p.x_type == Dtype::f64 && DirectRows<Sum<double>, double>::serves(p))
-      return kernel_of<DirectRows<Sum<double>, double>>();
-    if (p.x_type == Dtype::bf16 && DirectRows<Sum<float>, bf16>::serves(p))
-      return kernel_of<DirectRows<Sum<float>, bf16>>();
-    if (p.x_type == Dtype::f16 && DirectRows<Sum<float>, f16>::serves(p))
-      return kernel_of<DirectRows<Sum<float>, f16>>();
-  }
-  if (p.y_type >= Dtype::f16)
-    return p.x_type >= Dtype::f16 && p.x_type <= Dtype::f32 && p.y_type <= Dtype::f32
-               ? kernel_of<ColumnsFirst<Sum<float>>>()
-               : kernel_of<ColumnsFirst<Sum<double>>>();
-  return p.x_type == Dtype::u64 ? kernel_of<ColumnsFirst<Sum<std::uint64_t>>>()
-                                : kernel_of<ColumnsFirst<Sum<std::int64_t>>>();
+  if (p.y_type < Dtype::f16)
+    return p.x_type == Dtype::u64 ? kernel_of<ColumnsFirst<Sum<std::uint64_t>>>()
+                                  : kernel_of<ColumnsFirst<Sum<std::int64_t>>>();
+  if (p.x_type < Dtype::f16 || p.x_type == Dtype::f64 || p.y_type == Dtype::f64) return sum_of<double>(p);
+  if (p.x_type == Dtype::f16) return sum_of<float, f16>(p);
+  return p.x_type == Dtype::bf16 ? sum_of<float, bf16>(p) : sum_of<float>(p);
 }
 
 Kernel forward(const Problem& p) {

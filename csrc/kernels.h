@@ -11,6 +11,7 @@ struct Kernel {
   void (*run)(const Problem&, int64_t begin, int64_t end, char* scratch) = nullptr;
 };
 
+// A function may leave a problem to the next set by returning an empty kernel; the last set has them all.
 struct Kernels {
   const char* name;
   Kernel (*forward)(const Problem&);

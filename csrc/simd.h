@@ -17,6 +17,21 @@ constexpr int vector_bytes = 32;
 constexpr int vector_bytes = 16;
 #endif
 
+template <int Bytes> struct UnsignedOf;
+template <> struct UnsignedOf<1> {
+  using type = std::uint8_t;
+};
+template <> struct UnsignedOf<2> {
+  using type = std::uint16_t;
+};
+template <> struct UnsignedOf<4> {
+  using type = std::uint32_t;
+};
+template <> struct UnsignedOf<8> {
+  using type = std::uint64_t;
+};
+template <class T> using UnsignedLike = typename UnsignedOf<int(sizeof(T))>::type;
+
 template <class T, int N> struct VecOf {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
 };
@@ -31,6 +46,10 @@ template <class T> constexpr int narrow_lanes = 16 / int(sizeof(T));
 template <class T, int N> inline Vec<T, N> read(const T* p) {
   Vec<T, N> v;
   __builtin_memcpy(&v, p, sizeof v);
+#if defined(__x86_64__)
+  // Keeps the value in a register: otherwise each use reads memory again, and unaligned reads are what costs.
+  asm("" : "+v"(v));
+#endif
   return v;
 }
 template <class T, class V> inline void write(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }

@@ -34,17 +34,19 @@ template <Over over> class Walk {
 public:
   Walk(const Problem& p, int64_t unit) : p_(p), outer_(p.n_axes - 1) {
     for (int a = 0; a < p.n_axes; ++a) axes_[a] = p.axes[a];
-    rows_ = 1;
+    seek(unit);
+  }
+
+  void seek(int64_t unit) {
     for (int a = outer_ - 1; a >= 0; --a) {
-      at_[a] = unit / rows_ % extent(a);
-      rows_ *= extent(a);
+      at_[a] = unit % extent(a);
+      unit /= extent(a);
     }
-    unit /= rows_;
-    tile_ = unit % p.tiles;
-    plane_ = unit / p.tiles;
-    for (int64_t rest = plane_, a = p.n_lead - 1; a >= 0; --a) {
-      lead_[a] = rest % p.lead_shape[a];
-      rest /= p.lead_shape[a];
+    tile_ = unit % p_.tiles;
+    plane_ = unit / p_.tiles;
+    for (int64_t rest = plane_, a = p_.n_lead - 1; a >= 0; --a) {
+      lead_[a] = rest % p_.lead_shape[a];
+      rest /= p_.lead_shape[a];
     }
     enter_plane();
   }
@@ -75,6 +77,8 @@ public:
   int64_t tile_end() const {
     return least((tile_ + 1) * p_.tile, over == Over::outputs ? last().out : last().size);
   }
+
+  char* plane(const Array& array) const { return base(array); }
 
   // The row of an array in this plane at the given outer indices, positions [from, to).
   Row row(const Array& array, const int64_t* outer_index, int64_t from, int64_t to) const {
@@ -107,7 +111,7 @@ private:
   const Problem& p_;
   Axis axes_[max_axes];
   int outer_;
-  int64_t rows_, plane_, tile_;
+  int64_t plane_, tile_;
   int64_t at_[max_axes] = {}, lead_[max_lead];
   char* base_[Problem::n_arrays];  // of this plane
 };

@@ -10,12 +10,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from cases import same_bits
 from oracle import Array
 
 not_sanitized = pytest.mark.skipif(
@@ -23,11 +25,11 @@ not_sanitized = pytest.mark.skipif(
 )
 
 
-def run_python(code: str, *arguments: str, timeout: float = 60, **environment: str) -> str:
-    """What a fresh interpreter prints that runs this code; a failure shows its error output."""
+def run_python(code: str | Path, *arguments: str, timeout: float = 60, **environment: str) -> str:
+    """What a fresh interpreter prints that runs this code or file; a failure shows its error output."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NDPOOL_")}
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, *(["-c", code] if isinstance(code, str) else [str(code)]), *arguments],
         env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
         capture_output=True,
         text=True,
@@ -64,3 +66,40 @@ def hard_values(shape: Sequence[int], dtype: Any, seed: int = 0, special: float 
 def epsilon(dtype: Any) -> float:
     """The distance from 1 to the next number of a floating type, bfloat16 included."""
     return float(ml_dtypes.finfo(dtype).eps)
+
+
+def plain(shape: Sequence[int], dtype: Any = float, seed: int = 0) -> Array:
+    """Quarters from -4 to 4: sums of a few thousand are exact in float32."""
+    return (np.random.default_rng(seed).integers(-16, 17, shape) / 4).astype(dtype)
+
+
+def small(shape: Sequence[int], dtype: Any, seed: int = 0, low: int = -2) -> Array:
+    """Whole numbers up to 2: sums of hundreds are exact in every type."""
+    return np.random.default_rng(seed).integers(low, 3, shape).astype(dtype)
+
+
+def inner(a: Array, b: Array) -> float:
+    """The inner product, in float64."""
+    return float((a.astype(np.float64) * b.astype(np.float64)).sum())
+
+
+def assert_exact(got: Array | tuple[Array, ...], want: Array | tuple[Array, ...]) -> None:
+    """Same types, shapes and bits; any NaN counts as any other."""
+    pairs = zip(*(a if isinstance(a, tuple) else (a,) for a in (got, want)), strict=True)
+    for have, need in pairs:
+        assert (have.dtype, have.shape) == (need.dtype, need.shape)
+        wrong = np.argwhere(~same_bits(np.ascontiguousarray(have), np.ascontiguousarray(need)))
+        at = tuple(map(int, wrong[0])) if len(wrong) else ()
+        assert len(wrong) == 0, f"{have[at]}, not {need[at]}, at {at}"
+
+
+def assert_close(got: Array, want: Array, taps: int, magnitude: Any = None) -> None:
+    """Equal but for a rounding per tap, of the sum of magnitudes, and one of the result."""
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    eps = epsilon(want.dtype)
+    have, need = got.astype(np.float64), want.astype(np.float64)
+    size = np.abs(need) if magnitude is None else magnitude
+    slack = (taps + 4) * min(eps, epsilon(np.float32)) * size + eps * np.abs(need)
+    wrong = np.argwhere(~(np.abs(have - need) <= slack))
+    at = tuple(map(int, wrong[0])) if len(wrong) else ()
+    assert len(wrong) == 0, f"{have[at]}, not {need[at]}, at {at}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import isnan
 from numbers import Integral, Real
 from operator import index
 from typing import Any
@@ -21,8 +20,12 @@ MAX_AXES = 6
 MAX_WINDOWS = 2**27  # that are written out one by one, in a table or a list
 
 
-@lru_cache(4096)
-def check_rank(fn: str, shape: tuple[int, ...], n_axes: int) -> tuple[int, ...]:
+def input_name(fn: str) -> str:
+    """What a function calls the array it pools."""
+    return {"pool": "x", "adaptive_pool": "x", "unpool": "values"}.get(fn, "input")
+
+
+def check_shape(fn: str, shape: tuple[int, ...], n_axes: int) -> tuple[int, ...]:
     """The pooled axes of a named function: the last ones, after a channel axis and perhaps a batch axis."""
     ndim = len(shape)
     if ndim not in (n_axes + 1, n_axes + 2):
@@ -37,6 +40,9 @@ def check_rank(fn: str, shape: tuple[int, ...], n_axes: int) -> tuple[int, ...]:
     if 0 in shape[free:]:
         raise ValueError(f"{fn}: input must not be empty except for its batch; got shape {shape}")
     return tuple(range(ndim - n_axes, ndim))
+
+
+check_rank = lru_cache(4096)(check_shape)  # for sizes that are numbers and can be remembered
 
 
 def normalize_axes(fn: str, axes: object, ndim: int, n_axes: int) -> tuple[int, ...]:
@@ -80,7 +86,8 @@ def check_norm(fn: str, norm_type: object) -> float:
     if isinstance(norm_type, bool) or not isinstance(norm_type, Real):
         raise TypeError(f"{fn}: norm_type must be a number; got norm_type={norm_type!r}")
     try:
-        unusable = norm_type == 0 or isnan(norm_type)
+        value = float(norm_type)
+        unusable = value == 0 or value != value
     except OverflowError:
         unusable = True
     if unusable:
@@ -116,9 +123,9 @@ def check_count(fn: str, name: str, count: int) -> None:
 def check_padding(fn: str, padding: object, n: int, strict: bool) -> tuple[tuple[int, int], ...] | str:
     """(before, after) per axis, or the name of a rule that makes them."""
     if not strict:
-        if padding == "valid":
-            padding = 0
         if isinstance(padding, str):
+            if padding == "valid":
+                return tuple((0, 0) for _ in range(n))
             if padding not in ("same", "same_lower"):
                 raise ValueError(
                     f"{fn}: padding must be numbers, 'same', 'same_lower' or 'valid'; got padding={padding!r}"
@@ -150,6 +157,8 @@ def check_ints(fn: str, name: str, value: object, n: int, *, single: bool = True
 def check_int(fn: str, name: str, value: object) -> int:
     if type(value) is int:
         return value
+    if type(value).__name__ == "SymInt":  # a compiler's symbol stays one
+        return value  # type: ignore[return-value]
     try:
         if not isinstance(value, (bool, np.bool_)):
             return index(value)  # type: ignore[arg-type]

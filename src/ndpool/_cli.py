@@ -26,6 +26,7 @@ examples:
   ndpool demo --output pool.svg     put the picture elsewhere
   ndpool demo --no-picture          write no file
   ndpool info                       instruction set, threads, versions
+  ndpool bench --quick              time a case of every kind next to the libraries that are installed
 
 the same from Python:
   >>> import numpy as np, ndpool
@@ -38,6 +39,18 @@ exit codes: 0 success, 1 failure (a check failed, a file could not be written), 
 _DEMO_EPILOG = """\
 Each example prints its title, the code that runs, and what expressions give after it. A result that is
 not the expected one is marked FAILED and makes the exit code 1."""
+
+_BENCH_EPILOG = """\
+Every answer is checked before it is timed. "x floor" is the time of the kernel over that of copying the same
+bytes; "x PyTorch" and "x best peer" say how many times faster a whole call is than theirs. Peers: PyTorch,
+oneDNN, ONNX Runtime, JAX, OpenCV, SciPy, scikit-image and NumPy, as far as they are installed.
+
+examples:
+  ndpool bench --list                         the cases and their classes
+  ndpool bench --case resnet --threads 1      the cases with that word in name, network or class
+  ndpool bench --json run.json --plot run.svg
+
+exit codes: 1 if an answer of ndpool was wrong or a file could not be written"""
 
 # A window whose maximum is negative although it holds padding, and an element that wins two windows.
 _PICTURED = np.array(
@@ -97,7 +110,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     picture.add_argument("--no-picture", action="store_true", help="draw no picture")
     demo.set_defaults(run=_demo)
+
+    bench = commands.add_parser(
+        "bench",
+        help="time pooling layers of well-known networks next to other libraries",
+        description="Time pooling layers of well-known networks next to other libraries and next to a copy.",
+        epilog=_BENCH_EPILOG,
+        formatter_class=layout,
+    )
+    bench.add_argument("--quick", action="store_true", help="the smallest case of every class, in a minute")
+    bench.add_argument("--case", metavar="PATTERN", help="only cases whose name, network or class matches")
+    bench.add_argument(
+        "--threads", type=_counts, metavar="N[,N]", help="numbers of threads (default: 1 and all cores)"
+    )
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    bench.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart (SVG)")
+    bench.add_argument("--list", action="store_true", help="show the cases and stop")
+    bench.set_defaults(run=_bench)
     return parser
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"numbers with commas between them, not {text!r}") from None
 
 
 def _info(_: argparse.Namespace) -> int:
@@ -112,10 +149,49 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _draw(path: Path) -> bool:
-    try:
-        path.write_text(pool_picture(_PICTURED, kernel_size=3, stride=2, padding=1), encoding="utf-8")
-    except OSError as error:
-        print(f"ndpool: cannot write the picture to {path}: {error.strerror}", file=sys.stderr)
+    picture = pool_picture(_PICTURED, kernel_size=3, stride=2, padding=1)
+    if not _write("picture", path, picture):
         return False
     print(f"Picture of a 3x3 max pool with stride 2 and padding 1: {path.resolve()}")
     return True
+
+
+def _write(what: str, path: Path, text: str) -> bool:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"ndpool: cannot write the {what} to {path}: {error.strerror}", file=sys.stderr)
+        return False
+    return True
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from ndpool import _bench as bench
+
+    cases = bench.select(arguments.case, arguments.quick)
+    if arguments.list:
+        print(bench.report.listing(cases))
+        return 0
+    for path in filter(None, (arguments.json, arguments.plot)):
+        if not path.parent.is_dir():  # told now, and not when all is measured
+            raise ValueError(f"bench: no directory {path.parent} to write {path.name} to")
+    threads = arguments.threads or bench.all_threads()
+    try:
+        document = bench.run(cases, threads, arguments.quick, bench.report.progress_bar(sys.stderr))
+    except RuntimeError as error:
+        print(f"ndpool: {error}", file=sys.stderr)
+        return 1
+    # The files first: whoever reads the table may be gone by now.
+    written = [
+        _write(what, path, text(document))
+        for what, path, text in (
+            ("results", arguments.json, bench.report.as_json),
+            ("chart", arguments.plot, bench.report.chart),
+        )
+        if path
+    ]
+    print(f"{bench.report.table(document)}\n\n{bench.report.summary(document)}")
+    failures = bench.report.failures(document)
+    for failure in failures:
+        print(f"ndpool: bench: {failure}", file=sys.stderr)
+    return int(bool(failures) or not all(written))

@@ -6,7 +6,8 @@ import os
 import platform
 import sys
 from importlib.metadata import version
-from operator import index
+
+from ndpool._arguments import check_int, show
 
 
 def set_num_threads(n: int) -> None:
@@ -27,11 +28,10 @@ def set_num_threads(n: int) -> None:
     """
     from ndpool._native import MAX_THREADS, core
 
-    if isinstance(n, bool) or not hasattr(n, "__index__"):
-        raise TypeError(f"set_num_threads: n must be an integer; got n={n!r}")
-    if not 1 <= index(n) <= MAX_THREADS:
-        raise ValueError(f"set_num_threads: n must be from 1 to {MAX_THREADS}; got n={n}")
-    core.set_num_threads(index(n))
+    count = check_int("set_num_threads", "n", n)
+    if not 1 <= count <= MAX_THREADS:
+        raise ValueError(f"set_num_threads: n must be from 1 to {MAX_THREADS}; got n={show(count)}")
+    core.set_num_threads(count)
 
 
 def get_num_threads() -> int:

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 # An array, or (address, shape, strides in elements) of memory that the caller keeps alive.
 Buffer = NDArray[Any] | tuple[int, tuple[int, ...], tuple[int, ...]]
 
-_Axis = tuple[int, int, int, int, int, int, int, int, NDArray[Any] | None, NDArray[Any] | None]
+_Axis = tuple[int, int, int, int, int, int, int, int, NDArray[Any] | None, NDArray[Any] | None, int, int]
 
 class Plan:
     def __init__(self, axes: Sequence[_Axis]) -> None: ...

@@ -6,7 +6,7 @@ whoever made that array, so nothing is ever imported on behalf of a caller who d
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ndpool.geometry import Plan
@@ -36,12 +36,68 @@ class Room(Protocol):
     ) -> Any:
         """Zeros of the given pooled sizes with every value at its index."""
 
-    def samples(self, fn: str, x: Any, given: Any, n_axes: int, generator: Any) -> Any:
-        """The random samples of fractional windows as a (planes, axes) NumPy array of x's precision."""
+    def fractional(
+        self,
+        fn: str,
+        n_axes: int,
+        x: Any,
+        size: tuple[Any, ...],
+        return_indices: bool,
+        given: Any,
+        generator: Any,
+    ) -> Any:
+        """Maxima over windows at the places that samples give; `size` is kernel, output size and ratio."""
+
+    # None, or the room's own way from the arguments of a named sliding function to its result.
+    named_sliding: Callable[..., Any] | None
+    # None, or whether the sizes of an array may be symbols; such an array's plan is made later, in the room.
+    traced: Callable[[Any], bool] | None
+
+    def sliding(
+        self,
+        fn: str,
+        reduction: Reduction,
+        x: Any,
+        axes: tuple[int, ...],
+        window: tuple[Any, ...],
+        return_indices: bool,
+        dtype: Any,
+        out: Any,
+        divisor: int,
+        norm: float,
+    ) -> Any:
+        """Pool a traced array; `window` holds the arguments of `geometry.sliding`."""
+
+    def adaptive(
+        self,
+        fn: str,
+        reduction: Reduction,
+        x: Any,
+        axes: tuple[int, ...],
+        output_size: Any,
+        return_indices: bool,
+        dtype: Any,
+        out: Any,
+        norm: float,
+    ) -> Any:
+        """Pool a traced array to a fixed size."""
 
 
-# (package, class) of an array, found anywhere among its base classes -> module of the room
-FRAMEWORKS = {("numpy", "ndarray"): "ndpool.frameworks.numpy"}
+def _numpy() -> Any:
+    from ndpool.frameworks import numpy
+
+    return numpy
+
+
+def _torch() -> Any:
+    from ndpool.frameworks import torch
+
+    return torch
+
+
+# (package, class) of an array, found anywhere among its base classes -> what imports the room. Import statements:
+# PyTorch's compiler can follow those.
+FRAMEWORKS = {("numpy", "ndarray"): _numpy, ("torch", "Tensor"): _torch}
 
 _rooms: dict[type, Room] = {}
 
@@ -55,9 +111,9 @@ def room_of(fn: str, x: object, name: str = "input") -> Room:
 
 def _find(fn: str, kind: type, name: str) -> Room:
     for base in kind.__mro__:
-        module = FRAMEWORKS.get((base.__module__.partition(".")[0], base.__name__))
-        if module is not None:
-            room: Room = import_module(module)
+        load = FRAMEWORKS.get((base.__module__.partition(".")[0], base.__name__))
+        if load is not None:
+            room: Room = load()
             _rooms[kind] = room
             return room
     known = ", ".join(f"{package}.{cls}" for package, cls in FRAMEWORKS)

@@ -29,10 +29,12 @@ def core_plan(plan: Plan) -> core.Plan:
 
 
 def _core_axis(a: AxisPlan) -> Any:
-    regular = (a.size, a.out, a.kernel, a.stride, a.step, a.origin, *a.bounds)
-    if a.starts is None:
-        return (*regular, None, None)
-    return (*regular, np.ascontiguousarray(a.starts), np.ascontiguousarray(a.counts))
+    front, kernel = a.met()
+    origin = a.origin + front * a.step
+    tables = (
+        (None, None) if a.starts is None else (np.ascontiguousarray(a.starts), np.ascontiguousarray(a.counts))
+    )
+    return (a.size, a.out, kernel, a.stride, a.step, origin, *a.bounds, *tables, a.kernel, front)
 
 
 def _apply_environment() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ndpool import geometry
-from ndpool._arguments import check_divisor, check_norm, check_rank
+from ndpool._arguments import check_divisor, check_norm, check_rank, check_shape
 from ndpool._dispatch import room_of
 from ndpool._signatures import AdaptiveMaxPool, FractionalMaxPool, Ints, MaxPool
 from ndpool.reductions import REDUCTIONS
@@ -43,8 +43,11 @@ def _sliding(
     norm: float = 0.0,
 ) -> Any:
     room = room_of(fn, x)
-    axes = check_rank(fn, x.shape, n_axes)
-    plan = geometry.sliding(fn, x.shape[-n_axes:], *window, strict=True)
+    if room.named_sliding is not None:
+        return room.named_sliding(fn, n_axes, reduction, x, window, bool(indices), dtype, out, divisor, norm)
+    shape = x.shape
+    axes = check_rank(fn, shape, n_axes)
+    plan = geometry.sliding(fn, shape[-n_axes:], *window, strict=True)
     divisor = 0 if divisor is None else check_divisor(fn, divisor)
     return room.pool(fn, plan, reduction, x, axes, bool(indices), dtype, out, divisor, norm)
 
@@ -60,6 +63,9 @@ def _adaptive(
     out: Any = None,
 ) -> Any:
     room = room_of(fn, x)
+    if room.traced is not None and room.traced(x):
+        axes = check_shape(fn, x.shape, n_axes)
+        return room.adaptive(fn, reduction, x, axes, output_size, bool(indices), dtype, out, 0.0)
     axes = check_rank(fn, x.shape, n_axes)
     plan = geometry.adaptive(fn, x.shape[-n_axes:], output_size)
     return room.pool(fn, plan, reduction, x, axes, bool(indices), dtype, out, 0, 0.0)
@@ -74,18 +80,14 @@ def _fractional(
     samples: Any,
     generator: Any,
 ) -> Any:
-    room = room_of(fn, x)
-    axes = check_rank(fn, x.shape, n_axes)
-    drawn = room.samples(fn, x, samples, n_axes, generator)
-    plan = geometry.fractional(fn, x.shape[-n_axes:], drawn, *size)
-    return room.pool(fn, plan, _MAX, x, axes, bool(indices), None, None, 0, 0.0)
+    return room_of(fn, x).fractional(fn, n_axes, x, size, bool(indices), samples, generator)
 
 
 def _unpool(
     fn: str, n_axes: int, x: Any, indices: Any, kernel: Any, stride: Any, padding: Any, output_size: Any
 ) -> Any:
     room = room_of(fn, x)
-    axes = check_rank(fn, x.shape, n_axes)
+    axes = check_shape(fn, x.shape, n_axes)
     sizes = geometry.unpool_size(fn, x.shape[-n_axes:], kernel, stride, padding, output_size)
     return room.unpool(fn, x, indices, sizes, axes)
 

@@ -125,10 +125,14 @@ def pool(
     if divisor_override is not None and not reduction.divides:
         raise ValueError(f"pool: divisor_override is for averages; got it with reduce={reduce!r}")
     at = normalize_axes("pool", axes, len(x.shape), _count("pool", "window", window, axes))
-    sizes = tuple(x.shape[a] for a in at)
-    plan = geometry.sliding(
-        "pool", sizes, window, stride, padding, dilation, ceil_mode, count_include_pad, strict=False
-    )
+    arguments = (window, stride, padding, dilation, ceil_mode, count_include_pad)
+    if room.traced is not None and room.traced(x):
+        divisor, norm = _extras("pool", reduction.name, divisor_override, norm_type)
+        _check_indices_exist("pool", reduction.name, return_indices)
+        return room.sliding(
+            "pool", reduction, x, at, arguments, bool(return_indices), dtype, out, divisor, norm
+        )
+    plan = geometry.sliding("pool", tuple(x.shape[a] for a in at), *arguments, strict=False)
     divisor, norm = _extras("pool", reduction.name, divisor_override, norm_type)
     _check_indices_exist("pool", reduction.name, return_indices)
     return room.pool("pool", plan, reduction, x, at, bool(return_indices), dtype, out, divisor, norm)
@@ -205,8 +209,16 @@ def adaptive_pool(
     at = normalize_axes(
         "adaptive_pool", axes, len(x.shape), _count("adaptive_pool", "output_size", output_size, axes)
     )
+    if room.traced is not None and room.traced(x):
+        _, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
+        _check_indices_exist("adaptive_pool", reduction.name, return_indices)
+        return room.adaptive(
+            "adaptive_pool", reduction, x, at, output_size, bool(return_indices), dtype, out, norm
+        )
     plan = geometry.adaptive("adaptive_pool", tuple(x.shape[a] for a in at), output_size, strict=False)
-    divisor, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
+    _, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
+    # A norm is that of the window itself: the kernels' scale of a whole window is taken out again.
+    divisor = plan.taps if reduction.norm else 0
     _check_indices_exist("adaptive_pool", reduction.name, return_indices)
     return room.pool("adaptive_pool", plan, reduction, x, at, bool(return_indices), dtype, out, divisor, norm)
 

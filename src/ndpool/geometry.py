@@ -8,7 +8,7 @@ NumPy serves only for the tables of irregular windows.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -29,8 +29,12 @@ from ndpool._arguments import (
 )
 
 _CACHED = 4096
-_KERNEL_NAMES = {"pool": "window"}  # what the public function calls it
 _CACHED_WINDOWS = 4096  # an irregular axis with more is made anew: the cache holds no large tables
+
+
+def kernel_name(fn: str) -> str:
+    """What the public function calls the size of its window."""
+    return "window" if fn == "pool" else "kernel_size"
 
 
 class Window(NamedTuple):
@@ -78,6 +82,20 @@ class AxisPlan:
         lead = max(0, -((first - lo) // self.step))
         start = first + lead * self.step
         return start, max(0, min(self.kernel - lead, -((start - hi) // self.step)))
+
+    def met(self) -> tuple[int, int]:
+        """Which taps offsets number, first and count: those that ever meet the input.
+
+        Dilated windows keep all of theirs while they are not far wider than the input: one that holds nothing
+        names the tap behind it.
+        """
+        narrow = self.step > 1 and (self.kernel - 1) * self.step < 2 * self.size + 64
+        if self.starts is not None or not self.out or narrow:
+            return 0, self.kernel
+        leading = -((self.origin + (self.out - 1) * self.stride) // self.step)
+        front = min(self.kernel - 1, max(0, leading))
+        end = min(self.kernel, max(front + 1, -((self.origin - self.size) // self.step)))
+        return front, end - front
 
     def cut(self, o0: int, o1: int) -> tuple[AxisPlan, slice]:
         """The plan of outputs o0 to o1, and the slice of the input it is relative to: no cell too many."""
@@ -129,6 +147,14 @@ def _floor_sum(a: int, b: int, m: int, n: int) -> int:
         a, b, m, n = m, top % m, a, top // m
 
 
+def round_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
+    """Float32 numbers rounded to those that bfloat16 has, to even in the middle."""
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    return (
+        (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    ).view(np.float32)
+
+
 class Plan:
     """The windows of a call: one `AxisPlan` per pooled axis."""
 
@@ -162,7 +188,7 @@ def sliding(
         key = (kernel, kernel if stride is None else stride, padding, dilation)
     else:
         n = len(sizes)
-        window = check_ints(fn, _KERNEL_NAMES.get(fn, "kernel_size"), kernel, n)
+        window = check_ints(fn, kernel_name(fn), kernel, n)
         default = stride is None or (isinstance(stride, (tuple, list)) and not stride)
         key = (
             window,
@@ -189,11 +215,11 @@ def _sliding(
     if isinstance(kernel, int):
         kernel, stride, dilation = (kernel,) * n, (stride,) * n, (dilation,) * n
         padding = check_padding(fn, padding, n, strict)
-    named = _KERNEL_NAMES.get(fn, "kernel_size")
+    named = kernel_name(fn)
     for name, values, least in ((named, kernel, 1), ("stride", stride, 1), ("dilation", dilation, 1)):
         for value in values:
             check_range(fn, name, value, least)
-    pads = padding if isinstance(padding, tuple) else _same(padding, sizes, kernel, stride, dilation)
+    pads = padding if isinstance(padding, tuple) else same_padding(padding, sizes, kernel, stride, dilation)
     axes = []
     for size, k, s, (before, after), d in zip(sizes, kernel, stride, pads, dilation, strict=True):
         check_range(fn, "padding", before, 0)
@@ -220,6 +246,21 @@ def _sliding(
             )
         axes.append(axis)
     return Plan(axes)
+
+
+def sliding_outputs(
+    fn: str,
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    pads: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+    ceil_mode: bool,
+    strict: bool,
+) -> tuple[int, ...]:
+    """The output sizes of `sliding`, for sizes that may be a compiler's symbols and cannot be remembered."""
+    plan: Plan = _sliding.__wrapped__(fn, sizes, kernel, stride, pads, dilation, ceil_mode, True, strict)
+    return plan.out
 
 
 def _output_size(size: int, k: int, s: int, before: int, after: int, d: int, ceil_mode: bool) -> int:
@@ -249,7 +290,9 @@ def _empty_window(a: AxisPlan) -> int | None:
     return first + bisect_left(range(1, last - first), True, key=stepped_over)
 
 
-def _same(mode: str, sizes: Any, kernel: Any, stride: Any, dilation: Any) -> tuple[tuple[int, int], ...]:
+def same_padding(
+    mode: str, sizes: Any, kernel: Any, stride: Any, dilation: Any
+) -> tuple[tuple[int, int], ...]:
     """The padding that gives ceil(size / stride) outputs; an odd cell goes after the input, or before it."""
     pads = []
     for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
@@ -261,6 +304,17 @@ def _same(mode: str, sizes: Any, kernel: Any, stride: Any, dilation: Any) -> tup
 
 def adaptive(fn: str, sizes: tuple[int, ...], output_size: object, *, strict: bool = True) -> Plan:
     """As many windows as asked for, of whole elements: [floor(o*size/out), ceil((o+1)*size/out))."""
+    outs = adaptive_sizes(fn, sizes, output_size, strict)
+    if max(outs) <= _CACHED_WINDOWS:
+        return _adaptive(sizes, outs)
+    for size, out in zip(sizes, outs, strict=True):
+        if out and size % out:
+            check_count(fn, "output_size", out)
+    return _adaptive.__wrapped__(sizes, outs)
+
+
+def adaptive_sizes(fn: str, sizes: Sequence[int], output_size: object, strict: bool) -> tuple[int, ...]:
+    """The output sizes asked for, checked; sizes may be a compiler's symbols."""
     n = len(sizes)
     if not isinstance(output_size, Sequence) or not is_list(output_size):
         if output_size is None and strict:
@@ -276,12 +330,7 @@ def adaptive(fn: str, sizes: tuple[int, ...], output_size: object, *, strict: bo
     )
     if min(sizes) < 1:
         raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
-    if max(outs) <= _CACHED_WINDOWS:
-        return _adaptive(sizes, outs)
-    for size, out in zip(sizes, outs, strict=True):
-        if out and size % out:
-            check_count(fn, "output_size", out)
-    return _adaptive.__wrapped__(sizes, outs)
+    return outs
 
 
 @lru_cache(_CACHED)
@@ -339,8 +388,12 @@ def fractional(
     kernel_size: object,
     output_size: object,
     output_ratio: object,
+    narrow: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
 ) -> Plan:
-    """Windows at pseudo-random places, one set per plane, in the samples' own precision as PyTorch."""
+    """Windows at pseudo-random places, one set per plane, in the samples' own precision as PyTorch.
+
+    `narrow` rounds to that precision where NumPy has no type of it.
+    """
     outs = fractional_output(fn, sizes, kernel_size, output_size, output_ratio)
     kernels = check_ints(fn, "kernel_size", kernel_size, len(sizes), single=False)
     if samples.size and not (samples.min() >= 0 and samples.max() <= 1):
@@ -350,19 +403,28 @@ def fractional(
     order = range(len(sizes)) if len(sizes) == 3 else reversed(range(len(sizes)))
     for size, k, out, a in zip(sizes, kernels, outs, order, strict=True):
         check_count(fn, "output_size", len(samples) * out)
-        starts = _fractional_starts(fn, samples[:, a], size, k, out)
+        starts = _fractional_starts(fn, samples[:, a], size, k, out, narrow or np.asarray)
         axes.append(_irregular(size, k, starts, np.full_like(starts, k)))
     return Plan(axes)
 
 
-def _fractional_starts(fn: str, samples: NDArray[Any], size: int, k: int, out: int) -> NDArray[np.int64]:
+def _fractional_starts(
+    fn: str,
+    samples: NDArray[Any],
+    size: int,
+    k: int,
+    out: int,
+    narrow: Callable[[NDArray[Any]], NDArray[Any]],
+) -> NDArray[np.int64]:
     starts = np.empty((len(samples), out), np.int64)
     if out > 1:
-        scalar, sample = samples.dtype.type, samples[:, None]
+        sample = samples[:, None]
         with np.errstate(over="ignore", invalid="ignore"):
-            alpha = scalar(size - k) / scalar(out - 1)
-            base = sample * alpha
-            places = (np.arange(out - 1).astype(samples.dtype) + sample) * alpha
+            whole, gaps = (narrow(np.asarray(value, samples.dtype)) for value in (size - k, out - 1))
+            alpha = narrow(whole / gaps)
+            base = narrow(sample * alpha)
+            steps = narrow(np.arange(out - 1).astype(samples.dtype))
+            places = narrow(narrow(steps + sample) * alpha)
         if not (np.isfinite(base).all() and np.isfinite(places).all()):
             raise ValueError(
                 f"{fn}: input size {size} is beyond the range of {samples.dtype} _random_samples"
@@ -406,6 +468,23 @@ def unpool_size(
                 f"got output_size={wanted} (limits {max(1, middle - s + 1)} to {middle + s - 1})"
             )
     return wanted
+
+
+def positions(plan: Plan, offsets: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.int64]:
+    """Where the taps that `offsets` number stand in the flattened plane; -1 where a window holds nothing."""
+    rest: NDArray[np.int64] = offsets.astype(np.int64)
+    found, inside = np.zeros_like(rest), np.ones(rest.shape, bool)
+    pitch = 1
+    for axis, a in reversed(list(zip(plan.axes, axes, strict=True))):
+        front, kernel = axis.met()
+        rest, tap = np.divmod(rest, kernel)
+        o = np.arange(axis.out, dtype=np.int64)
+        first = axis.origin + o * axis.stride if axis.starts is None else axis.starts
+        place = first.reshape([-1 if i == a else 1 for i in range(rest.ndim)]) + (front + tap) * axis.step
+        inside &= (place >= 0) & (place < axis.size)
+        found += place * pitch
+        pitch *= axis.size
+    return np.where(inside, found, -1)
 
 
 def windows(

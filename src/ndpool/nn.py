@@ -10,9 +10,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ndpool import functional as F
+from ndpool._arguments import check_ints
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -260,7 +262,7 @@ class _LPPool(_Layer):
     _shown: ClassVar[tuple[str, ...]] = ("norm_type", "kernel_size", "stride", "ceil_mode")
 
     def __post_init__(self) -> None:
-        if self.norm_type == 0:
+        if isinstance(self.norm_type, Real) and self.norm_type == 0:
             raise ValueError(
                 f"{type(self).__name__}: norm_type must not be 0; got norm_type={self.norm_type}"
             )
@@ -481,6 +483,10 @@ class _FractionalMaxPool(_Layer):
             name: value if value is None else _tuple(value, self._ndim) for name, value in given.items()
         }
         kernel, size, ratio = sizes.values()
+        name = type(self).__name__
+        check_ints(name, "kernel_size", self.kernel_size, self._ndim)
+        if not all(isinstance(r, Real) for r in ratio or ()):
+            raise TypeError(f"{name}: output_ratio must be a number; got output_ratio={self.output_ratio!r}")
         if (size is None) == (ratio is None):
             rule = "exactly one of output_size and output_ratio must be given"
         elif not all(k > 0 for k in kernel):
@@ -491,7 +497,7 @@ class _FractionalMaxPool(_Layer):
             vars(self).update(sizes)
             return
         got = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ValueError(f"{type(self).__name__}: {rule}; got {got}")
+        raise ValueError(f"{name}: {rule}; got {got}")
 
 
 class FractionalMaxPool2d(_FractionalMaxPool):

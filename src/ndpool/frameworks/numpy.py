@@ -6,12 +6,14 @@ are kept with it. The input is never copied unless its memory is misaligned or o
 
 from __future__ import annotations
 
-from math import isinf
+from math import isinf, prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ndpool import geometry
+from ndpool._arguments import LIMIT, check_rank, input_name
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -25,6 +27,8 @@ _CODES = {
 _FIRST_FLOAT = 9
 _BFLOAT16 = 10
 _INT64 = np.dtype("int64")
+
+named_sliding = traced = None  # no way of its own, and sizes that are always numbers
 
 _EXTRA_DTYPES: dict[int, np.dtype[Any]] = {
     OFFSET8: np.dtype("uint8"),
@@ -46,7 +50,7 @@ def pool(
     norm: float,
 ) -> Any:
     """Reduce `x` over the windows of `plan`, into `out` where it is given."""
-    x, code = _usable(fn, "input", x)
+    x, code = _usable(fn, input_name(fn), x)
     if reduction.norm and isinf(norm):  # the extremum of the magnitudes
         reduction, x = REDUCTIONS["max" if norm > 0 else "min"], np.abs(x)
     if reduction.norm and isinstance(norm, int) and code < _FIRST_FLOAT:
@@ -57,10 +61,13 @@ def pool(
     shape = _with_sizes(x.shape, axes, plan.out)
     own = x.dtype if reduction.picks else result  # what the kernel writes
     targets = (None, None) if out is None else _check_out(fn, out, shape, result, return_indices)
-    y = _target(targets[0], own, x, shape)
-    indices = _target(targets[1], _INT64, x, shape) if return_indices else None
-    kind = INDEX64 if return_indices else NO_EXTRA
-    _forward(plan, reduction, x, code, axes, y, indices, kind, divisor, norm)
+    try:
+        y = _target(targets[0], own, x, shape)
+        indices = _target(targets[1], _INT64, x, shape) if return_indices else None
+        kind = INDEX64 if return_indices else NO_EXTRA
+        _forward(plan, reduction, x, code, axes, y, indices, kind, divisor, norm)
+    except (MemoryError, ValueError) as error:
+        raise _renamed(fn, error) from None
     if y.dtype != result:
         y = y.astype(result)
     if out is not None:
@@ -75,15 +82,18 @@ def _integer_norm(
     fn: str, plan: Plan, x: NDArray[Any], axes: tuple[int, ...], dtype: Any, out: Any, divisor: int, norm: int
 ) -> Any:
     """Integers to an integer power: powers and their mean stay integers, as in PyTorch; the root is float."""
-    if norm < 0:
+    if not 0 < norm <= LIMIT:
         raise ValueError(
             f"{fn}: norm_type must be positive for integers to an integer power; got norm_type={norm}"
         )
     result = _result_dtype(fn, REDUCTIONS["lp"], _CODES[x.dtype], x.dtype, dtype)
     powers = (x if x.dtype == np.uint64 else x.astype(np.int64)) ** norm
-    means = pool(fn, plan, REDUCTIONS["avg"], powers, axes, False, None, None, divisor, 0.0)
+    if divisor == plan.taps:
+        sums = pool(fn, plan, REDUCTIONS["sum"], powers, axes, False, None, None, 0, 0.0)
+    else:
+        sums = pool(fn, plan, REDUCTIONS["avg"], powers, axes, False, None, None, divisor, 0.0) * plan.taps
     with np.errstate(invalid="ignore"):
-        root: NDArray[Any] = ((means * plan.taps).astype(np.float64) ** (1 / norm)).astype(result)
+        root: NDArray[Any] = (sums.astype(np.float64) ** (1 / norm)).astype(result)
     if out is None:
         return root
     _check_out(fn, out, root.shape, result, False)[0][...] = root
@@ -138,12 +148,15 @@ def unpool(
     fn: str, values: NDArray[Any], indices: Any, sizes: tuple[int, ...], axes: tuple[int, ...]
 ) -> NDArray[Any]:
     """Zeros with every value at its index; of repeated indices the last in row-major order stays."""
-    values, _ = _usable(fn, "input", values)
-    indices = _check_indices(fn, values, indices)
+    values, _ = _usable(fn, input_name(fn), values)
+    indices = _check_indices(fn, values, indices, prod(sizes))
     lead = tuple(a for a in range(values.ndim) if a not in axes)
     order = lead + axes
     shape = _with_sizes(values.shape, axes, sizes)
-    result = np.zeros_like(values, shape=shape, order="K", subok=False)
+    try:
+        result = np.zeros_like(values, shape=shape, order="K", subok=False)
+    except (MemoryError, ValueError) as error:
+        raise _renamed(fn, error) from None
     move(
         fn,
         result.transpose(order),
@@ -162,8 +175,10 @@ def move(
     code = _CODES[wide.dtype]
     understood, bad = core.unpool(_raw(wide), _raw(narrow), indices, code, n_axes, scatter)
     if not understood:
-        packed = [np.ascontiguousarray(a) for a in (wide, narrow, indices)]
-        _, bad = core.unpool(_raw(packed[0]), _raw(packed[1]), packed[2], code, n_axes, scatter)
+        packed = [np.array(a, order="C") for a in (wide, narrow, indices)]  # also what is misaligned
+        understood, bad = core.unpool(_raw(packed[0]), _raw(packed[1]), packed[2], code, n_axes, scatter)
+        if not understood:
+            raise RuntimeError("ndpool core: a packed copy was refused")
         if bad is None:
             (wide if scatter else narrow)[...] = packed[0 if scatter else 1]
     if bad is not None:
@@ -174,9 +189,24 @@ def move(
         )
 
 
-def samples(fn: str, x: NDArray[Any], given: Any, n_axes: int, generator: Any) -> NDArray[Any]:
+def fractional(
+    fn: str,
+    n_axes: int,
+    x: NDArray[Any],
+    size: tuple[Any, ...],
+    return_indices: bool,
+    given: Any,
+    generator: Any,
+) -> Any:
+    """Maxima over windows at the places that the random samples give."""
+    axes = check_rank(fn, x.shape, n_axes)
+    plan = geometry.fractional(fn, x.shape[-n_axes:], _samples(fn, x, given, n_axes, generator), *size)
+    return pool(fn, plan, REDUCTIONS["max"], x, axes, return_indices, None, None, 0, 0.0)
+
+
+def _samples(fn: str, x: NDArray[Any], given: Any, n_axes: int, generator: Any) -> NDArray[Any]:
     """Fractional windows' random samples as (planes, axes): the given ones, or new ones from a seed."""
-    x, code = _usable(fn, "input", x)
+    x, code = _usable(fn, input_name(fn), x)
     dtype = x.dtype if code >= _FIRST_FLOAT else np.dtype("float64")
     n_lead = x.ndim - n_axes
     # PyTorch's samples always carry the batch axis, also for an unbatched input.
@@ -194,6 +224,12 @@ def samples(fn: str, x: NDArray[Any], given: Any, n_axes: int, generator: Any) -
             f"{fn}: _random_samples must be floating point like the input; got dtype={given.dtype}"
         )
     return given.reshape(-1, n_axes)
+
+
+def _renamed(fn: str, error: Exception) -> Exception:
+    """What NumPy or the core could not do, in the name of the function called."""
+    kind = ValueError if isinstance(error, ValueError) and "too big" not in str(error) else MemoryError
+    return kind(f"{fn}: {error}")
 
 
 def _random(fn: str, generator: Any) -> np.random.Generator:
@@ -234,8 +270,10 @@ def _result_dtype(fn: str, reduction: Reduction, code: int, own: np.dtype[Any], 
         return own
     try:
         asked: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         raise TypeError(f"{fn}: dtype must be a NumPy dtype; got dtype={dtype!r}") from None
+    if asked.subdtype is not None:
+        raise TypeError(f"{fn}: dtype must be that of one element; got dtype={asked}")
     _, asked_code = _usable(fn, "dtype", np.empty(0, asked))
     real = asked_code >= _FIRST_FLOAT
     if reduction.picks or real or (code < _FIRST_FLOAT and asked_code != 0 and not reduction.norm):
@@ -251,22 +289,24 @@ def _check_out(
         raise TypeError(f"{fn}: out must be a pair (values, indices); got {type(out).__name__}")
     pair = out if return_indices else (out, None)
     for name, target, want in (("out", pair[0], dtype), ("out[1]", pair[1], _INT64)):
-        if target is None and name == "out[1]":
+        if name == "out[1]" and not return_indices:
             continue
         if not isinstance(target, np.ndarray):
             raise TypeError(f"{fn}: {name} must be a NumPy array; got {type(target).__name__}")
+        if isinstance(target, np.ma.MaskedArray):
+            raise TypeError(f"{fn}: {name} must not be a masked array, its mask would stay as it is")
         if target.shape != shape:
             raise ValueError(f"{fn}: {name} must have shape {shape}; got shape {target.shape}")
         if target.dtype != want:
             raise TypeError(f"{fn}: {name} must have dtype {want}; got dtype={target.dtype}")
         if not target.flags.writeable:
             raise ValueError(f"{fn}: {name} must be writable; got a read-only array")
-    if return_indices and np.may_share_memory(*pair):
+    if return_indices and np.may_share_memory(*pair) and np.shares_memory(*pair):
         raise ValueError(f"{fn}: out must be two arrays that share no memory; got overlapping ones")
     return pair
 
 
-def _check_indices(fn: str, values: NDArray[Any], indices: Any) -> NDArray[np.int64]:
+def _check_indices(fn: str, values: NDArray[Any], indices: Any, limit: int) -> NDArray[np.int64]:
     if not isinstance(indices, np.ndarray) or isinstance(indices, np.ma.MaskedArray):
         raise TypeError(f"{fn}: indices must be a NumPy array; got {type(indices).__name__}")
     if indices.dtype.kind not in "iu":
@@ -276,7 +316,9 @@ def _check_indices(fn: str, values: NDArray[Any], indices: Any) -> NDArray[np.in
             f"{fn}: indices must have the input's shape {values.shape}; got shape {indices.shape}"
         )
     if indices.dtype.kind == "u" and indices.dtype.itemsize == 8 and indices.size and indices.max() >> 63:
-        raise ValueError(f"{fn}: indices must lie in the plane of the output; got index {indices.max()}")
+        raise ValueError(
+            f"{fn}: indices must lie in the output's plane; got index {indices.max()} (limit {limit - 1})"
+        )
     return indices.astype(np.int64, copy=False)
 
 
@@ -327,15 +369,16 @@ def _forward(
     native = plan.core or core_plan(plan)
     if code == _BFLOAT16:
         x = x.view(np.uint16)
-    into = (_raw(y), _CODES[y.dtype], extra, kind, reduction.divides, divisor, norm)
-    if not core.forward(native, reduction.op, x, code, axes, *into):
-        # Misaligned memory (a field of packed records, say): the one layout that needs a copy.
-        packed = y if y.flags.aligned else np.empty_like(y)
-        into = (_raw(packed), *into[1:])
-        if not core.forward(native, reduction.op, x.copy(), code, axes, *into):
+    how = (kind, reduction.divides, divisor, norm)
+    if not core.forward(native, reduction.op, x, code, axes, _raw(y), _CODES[y.dtype], extra, *how):
+        # Misaligned memory (a field of packed records, say): the one layout that needs copies.
+        new_y, new_extra = (a if a is None or a.flags.aligned else np.empty_like(a) for a in (y, extra))
+        packed = (_raw(new_y), _CODES[y.dtype], new_extra)
+        if not core.forward(native, reduction.op, x.copy(), code, axes, *packed, *how):
             raise RuntimeError("ndpool core: a packed copy was refused")
-        if packed is not y:
-            y[...] = packed
+        for target, got in ((y, new_y), (extra, new_extra)):
+            if target is not None and got is not target:
+                target[...] = got
 
 
 def _backward(

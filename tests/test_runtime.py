@@ -1,0 +1,319 @@
+"""Threads and instruction sets: the same bits whatever runs, and safe wherever it runs.
+
+Each set is forced and confirmed, in this process and through the environment. Forked and spawned processes,
+Python threads beside a call and calls beside each other come after; then what an import brings along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ndpool
+from cases import LAYOUTS
+from helpers import hard_values, run_python, small
+from ndpool import geometry
+from ndpool._native import core
+from ndpool.frameworks import numpy as room
+from ndpool.reductions import REDUCTIONS
+
+SETS = core.isa_names()
+THREADS = (1, 2, 3, 7)
+PLANE = (150, 230)
+PLANES = {
+    1: (2, 16),
+    2: (1, 16),
+    4: (1, 8),
+    8: (1, 8),
+}  # by bytes an element: over 1 MiB, where threads come in
+
+
+@pytest.fixture(autouse=True)
+def settings_kept():
+    isa, threads = core.isa(), core.num_threads()
+    yield
+    core.set_isa(isa)
+    core.set_num_threads(threads)
+
+
+def backward(reduce, plan, x):
+    """Values, offsets and the gradient of the input, for a gradient as large as the output."""
+    axes, reduction = (2, 3), REDUCTIONS[reduce]
+    grad = small((*x.shape[:2], *plan.out), x.dtype)
+    if not reduction.picks:
+        return (room.pool_backward(plan, reduction, grad, axes),)
+    y, offsets = room.pool_offsets(plan, reduction, x, axes)
+    return y, offsets, room.pool_backward(plan, reduction, grad, axes, offsets=offsets)
+
+
+SLIDING = geometry.sliding("f", PLANE, 3, 2, 1, 1, False, strict=True)
+ADAPTIVE = geometry.adaptive("f", PLANE, (40, 33))
+MAXIMA = {
+    "max 3x3/2": lambda x: ndpool.max_pool2d(x, 3, 2, 1),
+    "max 2x2": lambda x: ndpool.max_pool2d(x, 2),
+    "max 5x5/1": lambda x: ndpool.max_pool2d(x, 5, 1, 2),
+    "max with indices": lambda x: ndpool.max_pool2d(x, 3, 2, 1, 2, True, True),
+    "min": lambda x: ndpool.pool(
+        x, (4, 4), reduce="min", stride=3, padding=((1, 0), (0, 2)), return_indices=True
+    ),
+    "adaptive max": lambda x: ndpool.adaptive_max_pool2d(x, (40, 33), True),
+    "unpool": lambda x: ndpool.max_unpool2d(*ndpool.max_pool2d(x, 2, return_indices=True), 2),
+    "sum": lambda x: ndpool.pool(x, (3, 5), reduce="sum", stride=1),
+    "mean": lambda x: ndpool.pool(x, (3, 3), reduce="avg", padding=1, ceil_mode=True, dtype="f4"),
+    "norm": lambda x: ndpool.lp_pool2d(x, 2.0, 3),
+}
+AVERAGES = {
+    "avg 3x3/2": lambda x: ndpool.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    "avg 2x2": lambda x: ndpool.avg_pool2d(x, 2),
+    "avg 7x7/1": lambda x: ndpool.avg_pool2d(x, 7, 1, 3, dilation=2, divisor_override=11),
+    "adaptive avg": lambda x: ndpool.adaptive_avg_pool2d(x, (40, 33)),
+    "norm 2.5": lambda x: ndpool.lp_pool2d(np.abs(x), 2.5, 3, 2, True),
+    "max backward": partial(backward, "max", SLIDING),
+    "adaptive max backward": partial(backward, "max", ADAPTIVE),
+    "avg backward": partial(backward, "avg", SLIDING),
+    "adaptive avg backward": partial(backward, "avg", ADAPTIVE),
+}
+
+
+def digest(calls, x):
+    """The bits of every result, by the name of its call."""
+    digests = {}
+    for name, call in calls.items():
+        result = call(x)
+        arrays = result if isinstance(result, tuple) else (result,)
+        digests[name] = [hashlib.sha256(np.ascontiguousarray(a)).hexdigest() for a in arrays]
+    return digests
+
+
+def big(dtype, layout, special=0.001):
+    dtype = np.dtype(dtype)
+    x = hard_values((*PLANES[dtype.itemsize], *PLANE), dtype, special=special)
+    if dtype.kind not in "iu":
+        # Enough digits that another order of additions would show.
+        x = (x.astype(np.float64) * 1.2345678901).astype(dtype)
+    return LAYOUTS[layout](x, 2)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced", "reversed"])
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int8, np.uint8, np.int64]
+)
+def test_same_bits_for_every_set_and_number_of_threads(dtype, layout):
+    x = big(dtype, layout)
+    calls = MAXIMA if x.dtype.kind in "iu" else MAXIMA | AVERAGES
+    wanted = None
+    for name in SETS:
+        assert core.set_isa(name)
+        assert ndpool.show_config()["instruction set"] == name
+        for threads in THREADS:
+            ndpool.set_num_threads(threads)
+            assert ndpool.get_num_threads() == ndpool.show_config()["threads"] == threads
+            got = digest(calls, x)
+            wanted = wanted or got
+            assert got == wanted, f"{name}, {threads} threads"
+
+
+def test_same_bits_in_a_hundred_runs():
+    """pytorch#78249, pytorch#50198: on every run, gradients and repeated indices included."""
+    x = big(np.float32, "channels_last")
+    ndpool.set_num_threads(3)
+    calls = {
+        name: (MAXIMA | AVERAGES)[name] for name in ("max with indices", "avg 3x3/2", "adaptive max backward")
+    }
+    calls["repeated indices"] = lambda x: ndpool.unpool(x, np.abs(x).astype(int) % 99, PLANE)
+    clean = np.nan_to_num(x, posinf=1, neginf=-1)
+    assert len({str(digest(calls, clean)) for _ in range(100)}) == 1
+
+
+def test_the_result_is_right_with_threads():
+    """Not only the same: what NumPy gets by reshaping."""
+    x = big(np.float32, "contiguous", special=0)
+    ndpool.set_num_threads(7)
+    want = x.reshape(1, 8, 75, 2, 115, 2)
+    np.testing.assert_array_equal(ndpool.max_pool2d(x, 2), want.max((3, 5)))
+    np.testing.assert_allclose(ndpool.avg_pool2d(x, 2), want.mean((3, 5)), rtol=1e-6, atol=1e-6)
+
+
+SHOW = "import ndpool; c = ndpool.show_config(); print(c['instruction set'], c['threads'])"
+TRY = """
+import ndpool, numpy as np
+for _ in range(2):
+    try: ndpool.max_pool1d(np.ones((1, 4)), 2)
+    except ValueError as e: print(e)
+"""
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_set_asked_for_is_the_one_that_runs(name):
+    assert run_python(SHOW, NDPOOL_ISA=name, NDPOOL_NUM_THREADS="5").split() == [name, "5"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "known"),
+    [("NDPOOL_ISA", "sse9", SETS), ("NDPOOL_ISA", "AVX2 ", SETS)]
+    + [
+        ("NDPOOL_NUM_THREADS", value, ["1", "1024"])
+        for value in ("0", "-1", "1025", "two", "1.5", "9" * 5000)
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_a_wish_that_cannot_be_granted_raises(variable, value, known):
+    """At every call, and the message lists what there is."""
+    lines = run_python(TRY, **{variable: value}).splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert variable in line
+        assert value[:40] in line
+        assert all(name in line for name in known)
+
+
+def test_threads_are_made_for_large_arrays_only():
+    code = """
+import os, sys, numpy as np, ndpool
+count = lambda: len(os.listdir("/proc/self/task"))
+ndpool.set_num_threads(4)
+before = count()
+ndpool.max_pool2d(np.ones((1, 64, 64)), 2)
+print(count() - before)
+ndpool.max_pool2d(np.ones((1, 2000, 2000)), 2)
+print(count() - before)
+"""
+    assert run_python(code).split() == ["0", "3"]
+
+
+def test_cores_of_the_process_are_the_default():
+    code = "import os, ndpool; print(ndpool.get_num_threads() == len(os.sched_getaffinity(0)))"
+    assert run_python(code).split() == ["True"]
+    one = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
+    assert run_python(one + "import ndpool; print(ndpool.get_num_threads())").split() == ["1"]
+
+
+FORK = """
+import multiprocessing, os, sys
+import numpy as np, ndpool
+
+x = np.random.default_rng(0).random((4, 8, 300, 300))
+kind, told = sys.argv[1:]
+
+def child(_=None):
+    y, i = ndpool.max_pool2d(x, 3, 2, 1, return_indices=True)
+    g = ndpool.avg_pool2d(x, 5, 1, 2)
+    return ndpool.get_num_threads(), float(y.sum()), int(i.sum()), float(g.sum())
+
+if __name__ == "__main__":
+    if told == "told":
+        ndpool.set_num_threads(2)
+    mine = child()
+    if kind == "os":
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.write(write, repr(child()).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        theirs = [eval(os.read(read, 1000))]
+    else:
+        with multiprocessing.get_context(kind).Pool(3) as pool:
+            theirs = pool.map_async(child, range(6), 1).get(40)
+    assert child() == mine
+    assert all(their[1:] == mine[1:] for their in theirs)
+    print(mine[0], *sorted({their[0] for their in theirs}))
+"""
+
+
+@pytest.mark.parametrize("told", ["default", "told"])
+@pytest.mark.parametrize("kind", ["os", "fork", "spawn"])
+def test_worker_processes(kind, told, tmp_path):
+    """After use in the parent children pool as well, with one thread unless more were asked for."""
+    script = tmp_path / "workers.py"
+    script.write_text(FORK)
+    mine, theirs = run_python(script, kind, told).split()
+    # What was set in the parent by hand reaches only the children that share its memory.
+    assert theirs == ("2" if told == "told" and kind in ("os", "fork") else "1")
+    assert told == "default" or mine == "2"
+
+
+def test_environment_wins_in_workers():
+    code = "import multiprocessing as m, ndpool\nwith m.get_context('fork').Pool(1) as p: print(p.apply({}))"
+    assert run_python(code.format("ndpool.get_num_threads"), NDPOOL_NUM_THREADS="3").split() == ["3"]
+
+
+def test_forks_beside_a_call():
+    """Whatever another thread of the parent is doing in the core, a child pools, with threads of its own."""
+    code = """
+import os, threading, numpy as np, ndpool
+x = np.random.default_rng(0).random((4, 8, 300, 300))
+ndpool.set_num_threads(2)
+want = ndpool.max_pool2d(x, 3)
+done, status = threading.Event(), []
+
+def work():
+    while not done.is_set():
+        ndpool.max_pool2d(x, 3)
+
+worker = threading.Thread(target=work)
+worker.start()
+for _ in range(20):
+    if (pid := os.fork()) == 0:
+        ndpool.set_num_threads(3)
+        same = (ndpool.max_pool2d(x, 3) == want).all()
+        os._exit(0 if same and len(os.listdir("/proc/self/task")) == 3 else 1)
+    status.append(os.waitpid(pid, 0)[1])
+done.set()
+worker.join()
+print(*status)
+"""
+    assert run_python(code).split() == ["0"] * 20
+
+
+def test_calls_beside_each_other():
+    """The thread pool serves one call at a time; the others work alone and get the same answer."""
+    ndpool.set_num_threads(2)
+    arrays = [big(dtype, "contiguous") for dtype in (np.float32, np.float64, np.int8, np.float16)]
+    wanted = [digest(MAXIMA, x) for x in arrays]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert list(pool.map(partial(digest, MAXIMA), arrays)) == wanted
+
+
+def test_python_runs_on_beside_a_call():
+    """The GIL is released: another thread ticks in the middle of a long call."""
+    ndpool.set_num_threads(1)
+    x, ticks, done = np.ones((1, 2000, 2000)), [], threading.Event()
+
+    def tick():
+        while not done.is_set():
+            ticks.append(time.perf_counter())
+            time.sleep(0.001)
+
+    clock = threading.Thread(target=tick)
+    clock.start()
+    start = time.perf_counter()
+    ndpool.pool(x, (31, 31), reduce="sum", stride=1, dilation=3)
+    end = time.perf_counter()
+    done.set()
+    clock.join()
+    margin = (end - start) / 5
+    assert sum(start + margin < t < end - margin for t in ticks) >= 5
+
+
+def test_what_an_import_brings_along():
+    """Neither the core nor any framework with the package; with a NumPy array the core alone."""
+    code = """
+import sys, ndpool
+import numpy as np
+names = ("ndpool._core", "torch", "jax", "dask", "cupy", "ml_dtypes", "multiprocessing")
+print([name for name in names if name in sys.modules])
+ndpool.max_pool2d(np.ones((1, 4, 4)), 2)
+print([name for name in names if name in sys.modules])
+"""
+    assert run_python(code).splitlines() == ["[]", "['ndpool._core']"]
