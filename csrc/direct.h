@@ -300,9 +300,10 @@ template <class R, class S, bool coded> struct DirectRows {
       if (!p.axes[a].regular()) return false;
       rows *= p.axes[a].kernel;
     }
-    if (p.n_axes > 3 || p.lanes != 1 || !last.regular() || rows > most_rows || last.step != 1 ||
-        last.stride > 2 || last.kernel < 2 || last.kernel > 3 || p.x_type != p.y_type ||
-        p.x.pooled[p.n_axes - 1] != sizeof(S) || p.y.pooled[p.n_axes - 1] != sizeof(S))
+    if (p.n_axes > 3 || p.lanes != 1 || !last.regular() || rows > most_rows ||
+        last.kernel != last.uncropped || last.step != 1 || last.stride > 2 || last.kernel < 2 ||
+        last.kernel > 3 || p.x_type != p.y_type || p.x.pooled[p.n_axes - 1] != sizeof(S) ||
+        p.y.pooled[p.n_axes - 1] != sizeof(S))
       return false;
     for (int k = 0; k < Problem::n_arrays; ++k)  // reading a little beyond a row stays inside the array
       for (int a = 0; a < max_lead; ++a)

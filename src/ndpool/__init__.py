@@ -4,6 +4,8 @@ The named functions (`max_pool2d` and its family) have PyTorch's signatures and 
 `adaptive_pool` and `unpool` take any axes; `nn` has the layers. Needs NumPy only.
 """
 
+from typing import Any
+
 from ndpool import nn
 from ndpool._config import get_num_threads, set_num_threads, show_config
 from ndpool.functional import (
@@ -63,3 +65,12 @@ __all__ = [
     "unpool",
     "windows",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`ndpool.torch`, imported when it is first asked for: it needs PyTorch."""
+    if name == "torch":
+        from importlib import import_module
+
+        return import_module("ndpool.torch")
+    raise AttributeError(f"module 'ndpool' has no attribute {name!r}")

@@ -95,8 +95,8 @@ def _torch() -> Any:
     return torch
 
 
-# (package, class) of an array, found anywhere among its base classes -> what imports the room. Import statements:
-# PyTorch's compiler can follow those.
+# (package, class) of an array, found anywhere among its base classes -> what imports the room, by a statement
+# that PyTorch's compiler can follow.
 FRAMEWORKS = {("numpy", "ndarray"): _numpy, ("torch", "Tensor"): _torch}
 
 _rooms: dict[type, Room] = {}

@@ -150,9 +150,9 @@ def _floor_sum(a: int, b: int, m: int, n: int) -> int:
 def round_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
     """Float32 numbers rounded to those that bfloat16 has, to even in the middle."""
     bits = np.asarray(x, np.float32).view(np.uint32)
-    return (
-        (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-    ).view(np.float32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded: NDArray[Any] = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
 
 
 class Plan:

@@ -373,8 +373,10 @@ def _forward(
     if not core.forward(native, reduction.op, x, code, axes, _raw(y), _CODES[y.dtype], extra, *how):
         # Misaligned memory (a field of packed records, say): the one layout that needs copies.
         new_y, new_extra = (a if a is None or a.flags.aligned else np.empty_like(a) for a in (y, extra))
-        packed = (_raw(new_y), _CODES[y.dtype], new_extra)
-        if not core.forward(native, reduction.op, x.copy(), code, axes, *packed, *how):
+        new = _raw(new_y)
+        if not core.forward(
+            native, reduction.op, x.copy(), code, axes, new, _CODES[y.dtype], new_extra, *how
+        ):
             raise RuntimeError("ndpool core: a packed copy was refused")
         for target, got in ((y, new_y), (extra, new_extra)):
             if target is not None and got is not target:

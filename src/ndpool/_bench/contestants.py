@@ -1,0 +1,132 @@
+"""What the runner asks of a contestant, and ndpool itself, which competes twice: whole calls and kernels.
+
+The other libraries are in `peers`. `prepare` does what is not timed and returns the call that is; `answer`
+turns what that call returns into arrays of (batch, channels, *sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ndpool
+from ndpool._bench.case import Case
+from ndpool._native import OFFSET8, OFFSET32, core, core_plan
+from ndpool.frameworks import numpy as room
+from ndpool.reductions import REDUCTIONS
+
+Call = Callable[[], Any]
+Answer = tuple[NDArray[Any], ...]
+
+_CORE_TYPES = {"float16": 9, "bfloat16": 10, "float32": 11, "float64": 12}
+
+
+class Contestant:
+    """What the runner asks of each: can it, get ready, and what did it say."""
+
+    name = ""
+    packages: tuple[str, ...] = ()
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        for package in self.packages:
+            import_module(package)
+
+    @property
+    def version(self) -> str:
+        """The version of the library behind it."""
+        return str(getattr(import_module(self.packages[0]), "__version__", "unknown"))
+
+    def supports(self, case: Case) -> bool:
+        """Whether the library has this case."""
+        raise NotImplementedError
+
+    def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
+        """The call to time, with everything that is not part of it done."""
+        raise NotImplementedError
+
+    def answer(self, case: Case, raw: Any) -> Answer:
+        """What the call returned, as arrays: values, values and indices, or the gradient of the input."""
+        return (np.asarray(raw),)
+
+
+class Whole(Contestant):
+    """ndpool as it is called: the result is allocated by the call."""
+
+    name = "ndpool"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        ndpool.set_num_threads(threads)
+
+    def supports(self, case: Case) -> bool:
+        """Everything."""
+        return True
+
+    def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
+        """The public function; for training the pair that the framework rooms use."""
+        function, given = getattr(ndpool, case.function), dict(case.arguments)
+        plan, reduction, axes = case.plan, REDUCTIONS[case.reduction], case.axes
+        if case.mode == "values":
+            return lambda: function(x, **given)
+        if case.mode == "indices":
+            return lambda: function(x, **given, return_indices=True)
+        if case.mode == "offsets":
+            return lambda: room.pool_offsets(plan, reduction, x, axes)
+        offsets = room.pool_offsets(plan, reduction, x, axes)[1] if reduction.picks else None
+        return lambda: room.pool_backward(plan, reduction, grad, axes, offsets=offsets)
+
+    def answer(self, case: Case, raw: Any) -> Answer:
+        """As it is; offsets become indices."""
+        if case.mode == "offsets":
+            return raw[0], _indices(case, raw[1])
+        return raw if isinstance(raw, tuple) else (raw,)
+
+
+class Kernel(Whole):
+    """ndpool into memory that is there already: the time of the kernel."""
+
+    name = "kernel"
+
+    def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
+        """The same call with `out`, or the core's where the public functions have none."""
+        made = super().prepare(case, x, grad)()
+        out = made if isinstance(made, tuple) else (made,)
+        for array in out:  # a kernel that leaves an element alone must not pass the check
+            array.fill(np.nan if array.dtype.kind not in "iu" else 85)
+        function, given = getattr(ndpool, case.function), dict(case.arguments)
+        if case.mode == "values":
+            return lambda: function(x, **given, out=made)
+        if case.mode == "indices":
+            return lambda: function(x, **given, return_indices=True, out=made)
+        reduction, dtype = REDUCTIONS[case.reduction], _CORE_TYPES[case.dtype]
+        native, axes = core_plan(case.plan), case.axes
+        kind = OFFSET8 if native.taps <= 256 else OFFSET32
+        if case.mode == "offsets":
+            into = (_raw(out[0]), dtype, out[1], kind, False, 0, 0.0)
+            return lambda: core.forward(native, reduction.op, _raw(x), dtype, axes, *into) and made
+        offsets = room.pool_offsets(case.plan, reduction, x, axes)[1] if reduction.picks else None
+        rest = (offsets, kind if reduction.picks else 0, None, reduction.divides, 0, 0.0)
+        result = _raw(out[0])
+        return lambda: core.backward(native, reduction.op, _raw(grad), dtype, axes, result, *rest) and made
+
+
+def _raw(x: NDArray[Any]) -> NDArray[Any]:
+    return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
+
+
+def _indices(case: Case, offsets: NDArray[Any]) -> NDArray[Any]:
+    """Positions in the plane from the numbers of the taps."""
+    result: Any = 0
+    taps = np.unravel_index(offsets.astype(np.int64), [a.kernel for a in case.plan.axes])
+    for axis, (a, tap) in enumerate(zip(case.plan.axes, taps, strict=True), start=2):
+        o = np.arange(a.out).reshape([-1 if axis == other else 1 for other in range(offsets.ndim)])
+        result = result * a.size + a.origin + o * a.stride + tap * a.step
+    return np.asarray(result)
+
+
+OWN: tuple[type[Contestant], ...] = (Kernel, Whole)

@@ -1,0 +1,328 @@
+"""The runner: checks every contestant's answer, then times those that passed, next to a copy of the bytes.
+
+`run` gives each number of threads a process of its own, which may use that many processors, so that
+libraries which size their pools at the start are held to it as well. `measure` does one case in this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from datetime import datetime, timezone
+from functools import cache
+from math import sqrt
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ndpool
+from ndpool._bench.case import Case
+from ndpool._bench.cases import CASES
+from ndpool._bench.contestants import OWN, Answer, Call, Contestant
+from ndpool._bench.peers import PEERS, PyTorch, reference
+
+Burst = Callable[[int], float]  # seconds that so many calls take
+Progress = Callable[[int, int, str], None]  # done, of how many, what comes next
+
+_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+FORMAT = "ndpool bench 1"
+
+
+class Effort(NamedTuple):
+    """How long to time: at most so many rounds and seconds for each contestant, calls in bursts."""
+
+    rounds: int
+    seconds: float
+    burst: float
+
+
+FULL, QUICK = Effort(9, 0.25, 2e-3), Effort(3, 0.03, 1e-3)
+
+
+def run(
+    cases: Iterable[Case] = CASES,
+    threads: Sequence[int] = (1,),
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """
+    Measure cases for each number of threads.
+
+    Starts processes: a script calls it under ``if __name__ == "__main__"``.
+
+    Parameters
+    ----------
+    cases : iterable of Case
+        What to measure; `select` finds cases by name.
+    threads : sequence of int
+        Each number gets its own pass, at most one thread per processor.
+    quick : bool
+        Few rounds: a glance, not a measurement.
+    progress : callable, optional
+        Called with (done, total, what comes next) before every case and at the end.
+
+    Returns
+    -------
+    dict
+        Machine, versions and results, as JSON can hold them; `report` turns it into text.
+    """
+    cases = tuple(cases)
+    results: list[dict[str, Any]] = []
+    found: dict[str, Any] = {}
+    available = len(_processors())
+    for n in threads:
+        if not 1 <= n <= available:
+            raise ValueError(f"bench: threads must be from 1 to {available}; got {n}")
+    total = len(cases) * len(threads)
+    spawn = get_context("spawn")  # a fork would inherit pools that have their size already
+    for n in threads:
+        with ProcessPoolExecutor(1, spawn, _start_worker, (n,)) as worker:
+            using = f"{n} thread{'s' * (n > 1)}"
+            doing = f"start, {using}"
+            try:
+                found = worker.submit(_describe, n).result()
+                for case in cases:
+                    doing = f"{case.name}, {using}"
+                    if progress:
+                        progress(len(results), total, doing)
+                    results.append(worker.submit(_work, case, n, QUICK if quick else FULL).result())
+            except BrokenProcessPool:
+                raise RuntimeError(f"bench: the measuring process died ({doing})") from None
+    if progress:
+        progress(total, total, "done")
+    return {
+        "format": FORMAT,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "quick": quick,
+        "threads": list(threads),
+        **found,
+        "results": results,
+    }
+
+
+def all_threads() -> tuple[int, ...]:
+    """One thread, and as many as the process has processors."""
+    return tuple(dict.fromkeys((1, len(_processors()))))
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "cpu": _first("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cores": len(_processors()),
+        "l3": _read("/sys/devices/system/cpu/cpu0/cache/index3/size"),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _read(path: str) -> str:
+    file = Path(path)
+    return file.read_text(encoding="utf-8").strip() if file.exists() else ""
+
+
+def _first(path: str, key: str) -> str:
+    for line in _read(path).splitlines():
+        if line.startswith(key):
+            return line.partition(":")[2].strip()
+    return ""
+
+
+def _processors() -> list[int]:
+    """The processors that this process may use, those on cores of their own first."""
+    if not hasattr(os, "sched_getaffinity"):
+        return list(range(os.cpu_count() or 1))
+    usable = sorted(os.sched_getaffinity(0))
+    seen: set[str] = set()
+    first: list[int] = []
+    second: list[int] = []
+    for cpu in usable:
+        core = _read(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") or str(cpu)
+        (second if core in seen else first).append(cpu)
+        seen.add(core)
+    return first + second
+
+
+def _start_worker(threads: int) -> None:
+    # An interrupt ends the worker at once; the process that waits for it tells the user.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, _processors()[:threads])
+
+
+@cache
+def field(threads: int) -> tuple[tuple[Contestant, ...], dict[str, str]]:
+    """Whoever is installed, and a note on whoever is not."""
+    ready, missing = [], {}
+    for kind in OWN + PEERS:
+        try:
+            ready.append(kind(threads))
+        except ImportError as error:
+            missing[kind.name] = f"not installed: {error}"
+    return tuple(ready), missing
+
+
+def _describe(threads: int) -> dict[str, Any]:
+    ready, missing = field(threads)
+    config = ndpool.show_config()
+    versions = {key: config[key] for key in ("ndpool", "python")}
+    versions |= {one.name: one.version for one in ready if one.packages}
+    return {"isa": config["instruction set"], "versions": versions, "missing": missing}
+
+
+def _work(case: Case, threads: int, effort: Effort) -> dict[str, Any]:
+    return measure(case, field(threads)[0], threads, effort)
+
+
+def measure(
+    case: Case, entrants: Sequence[Contestant], threads: int = 1, effort: Effort = FULL
+) -> dict[str, Any]:
+    """Check, then time one case; contestants with a wrong answer are named in the notes and not timed."""
+    result: dict[str, Any] = {
+        key: getattr(case, key)
+        for key in ("name", "network", "group", "call", "shape", "dtype", "layout", "mode", "moved")
+    }
+    result |= {"threads": threads, "times": {}, "notes": {}, "error": None}
+    try:
+        x, grad = case.data()
+    except ImportError as error:
+        result["notes"]["ndpool"] = f"skipped: {error}"
+        return result
+    own = {kind.name for kind in OWN}
+    torch = next((one for one in entrants if type(one) is PyTorch), None)
+    truth = None if torch is None or torch.supports(case) else reference(torch, case, x, grad)
+    calls: dict[str, Call] = {}
+    # The first answer is the truth that the others are held to: PyTorch's where it is there.
+    for one in sorted(entrants, key=lambda one: one is not torch):
+        if not one.supports(case):
+            continue
+        try:
+            call = one.prepare(case, x, grad)
+            answer = one.answer(case, call())
+        except Exception as error:  # whatever a library raises is its answer to the case
+            complaint: str | None = f"{type(error).__name__}: {error}".splitlines()[0]
+        else:
+            truth = answer if truth is None else truth
+            complaint = compare(case, answer, truth)
+        if complaint is None:
+            calls[one.name] = call
+        elif one.name in own:
+            return result | {"error": f"{one.name}: {complaint}"}
+        else:
+            result["notes"][one.name] = complaint
+    with ThreadPoolExecutor(threads) as pool:
+        bursts = {name: _repeat(call) for name, call in calls.items()}
+        bursts |= _copies(case.moved, threads, pool)
+        # Other libraries' threads spin for a while after their work and would slow the next contestant.
+        samples = _time(bursts, effort, pause=5e-3 if threads > 1 else 0.0)
+    times = {name: _statistics(values) for name, values in samples.items()}
+    copies = [times.pop(name) for name in list(times) if name.startswith("copy")]
+    result["times"] = {"floor": min(copies, key=lambda copy: copy["median"]), **times}
+    return result
+
+
+def compare(case: Case, answer: Answer, truth: Answer) -> str | None:
+    """What is wrong with an answer: maxima and indices must be equal, sums close in every element."""
+    exact = case.mode != "backward" and (case.reduction == "max" or case.dtype not in _EPSILON)
+    if len(answer) != len(truth):
+        return f"wrong answer: {len(answer)} arrays where {len(truth)} are expected"
+    for got, want in zip(answer, truth, strict=True):
+        if got.shape != want.shape:
+            return f"wrong answer: shape {got.shape} where {want.shape} is expected"
+        if got.dtype != want.dtype:
+            return f"wrong answer: dtype {got.dtype} where {want.dtype} is expected"
+        good = got == want if exact else _close(case, got, want)
+        if not good.all():
+            at = tuple(int(i) for i in np.argwhere(~good)[0])
+            n_wrong = good.size - int(np.count_nonzero(good))
+            return f"wrong answer: {n_wrong} of {good.size} elements, first at {at}: {got[at]} for {want[at]}"
+    return None
+
+
+def _close(case: Case, got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
+    # The data are at most 1 in magnitude: one rounding of the result, and those of a sum in float32 or wider.
+    epsilon = _EPSILON[case.dtype]
+    limit = 2 * epsilon + 8 * min(epsilon, _EPSILON["float32"]) * sqrt(case.plan.taps)
+    wide = np.result_type(np.float32, *(a.dtype for a in (got, want) if a.dtype.name != "bfloat16"))
+    close: NDArray[np.bool_] = np.abs(got.astype(wide) - want.astype(wide)) <= limit
+    return close
+
+
+def _repeat(call: Call) -> Burst:
+    def burst(n: int) -> float:
+        start = time.perf_counter()
+        for _ in range(n):
+            call()
+        return time.perf_counter() - start
+
+    return burst
+
+
+def _copies(moved: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, Burst]:
+    """Copies that read and write as many bytes in all, by one thread and by all; the faster is the floor."""
+    size = max(1, moved // 2)
+    source = np.resize(np.random.default_rng(0).integers(1, 256, 2**16 + 1, np.uint8), size)
+    target = source.copy()
+
+    def share(begin: int, end: int, n: int) -> None:
+        read, write = source[begin:end], target[begin:end]
+        for _ in range(n):
+            np.copyto(write, read)
+
+    def together(n: int) -> float:
+        edges = [size * part // threads // 64 * 64 for part in range(threads)] + [size]
+        start = time.perf_counter()
+        list(pool.map(share, edges[:-1], edges[1:], [n] * threads))
+        return time.perf_counter() - start
+
+    def alone(n: int) -> float:
+        start = time.perf_counter()
+        share(0, size, n)
+        return time.perf_counter() - start
+
+    copies: dict[str, Burst] = {"copy alone": alone}
+    return copies | {"copy together": together} if threads > 1 else copies
+
+
+def _time(bursts: dict[str, Burst], effort: Effort, pause: float) -> dict[str, list[float]]:
+    """Seconds per call in each round; the order is shuffled anew for every round."""
+    samples: dict[str, list[float]] = {}
+    repeats, rounds, short = {}, {}, {}
+    for name, burst in bursts.items():
+        once = burst(1)
+        short[name] = once < 10e-3
+        repeats[name] = max(1, int(effort.burst / once))
+        rounds[name] = min(effort.rounds, int(effort.seconds / (once * repeats[name])))
+        # One slow call is all that such a contestant gets.
+        samples[name] = [] if rounds[name] else [once]
+    shuffle = Random(0).shuffle
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(effort.rounds):
+            order = [name for name in bursts if turn < rounds[name]]
+            shuffle(order)
+            for name in order:
+                time.sleep(pause)
+                if short[name]:
+                    bursts[name](1)  # brings its data back into the caches
+                samples[name].append(bursts[name](repeats[name]) / repeats[name])
+    finally:
+        gc.enable()
+    return samples
+
+
+def _statistics(values: list[float]) -> dict[str, float]:
+    low, median, high = (float(q) for q in np.quantile(values, (0.25, 0.5, 0.75)))
+    return {"median": median, "low": low, "high": high, "rounds": len(values)}

@@ -1,0 +1,284 @@
+"""The compiled core on plain PyTorch tensors: memory in, memory out, no derivative.
+
+Called by the room in `torch.py` and by the operators in `_torch_ops.py`. A CPU tensor is handed over as its
+address and strides and never copied, unless its memory is misaligned; a tensor of another device makes the
+journey through the CPU. Outputs keep the channels-last format, as PyTorch's do, and are contiguous otherwise.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
+from ndpool.geometry import Plan, positions, round_bfloat16
+from ndpool.geometry import fractional as fractional_plan
+from ndpool.reductions import REDUCTIONS, Reduction
+
+F = TypeVar("F", bound=Callable[..., Any])
+CODES: dict[torch.dtype, int] = {
+    getattr(torch, name): code
+    for code, name in enumerate(
+        ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+        + ["float16", "bfloat16", "float32", "float64"]
+    )
+}
+FIRST_FLOAT = CODES[torch.float16]
+_EXTRA_DTYPES = (torch.uint8, torch.uint8, torch.int32, torch.int64)
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_SPATIAL = {3: (2,), 4: (3, 2), 5: (4, 3, 2)}
+_warned: set[str] = set()
+
+
+def on_cpu(kernel: F) -> F:
+    """The kernel for tensors of any device: other devices' go through the CPU, with one warning each."""
+
+    @wraps(kernel)
+    def run(x: Tensor, *args: Any) -> Any:
+        return kernel(x, *args) if x.is_cpu else _through_cpu(kernel, x, *args)
+
+    return run  # type: ignore[return-value]
+
+
+def _through_cpu(kernel: Callable[..., Any], x: Tensor, *args: Any) -> Any:
+    device = x.device
+    if device.type not in _warned:
+        _warned.add(device.type)
+        warnings.warn(
+            f"ndpool has no kernels for {device.type}: such tensors are pooled on the CPU", stacklevel=2
+        )
+    result = kernel(x.cpu(), *(a.cpu() if isinstance(a, Tensor) else a for a in args))
+    return tuple(r.to(device) for r in result) if isinstance(result, tuple) else result.to(device)
+
+
+def is_channels_last(shape: Any, stride: Any) -> bool:
+    """Whether PyTorch takes these strides for channels-last; one spatial axis counts as an image's row."""
+    spatial = _SPATIAL.get(len(shape))
+    # Of contiguous memory this is all that needs a look.
+    if spatial is None or stride[-1] < stride[1] or stride[1] == 0:
+        return False
+    least = 0
+    for axis in (1, *spatial, 0):
+        step = stride[axis]
+        if shape[axis] == 0 or step < least or (axis == 0 and least == stride[1]):
+            return False
+        least = step * shape[axis] if shape[axis] > 1 else step
+    return True
+
+
+def empty(like: Tensor, shape: Any, dtype: torch.dtype, channels_last: bool) -> Tensor:
+    """New memory on the device of `like`; batches of `vmap` may have too many axes for a format."""
+    if not channels_last or len(shape) not in _SPATIAL:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    if len(shape) == 3:
+        n, c, size = shape
+        return torch.empty((n, size, c), dtype=dtype, device=like.device).transpose(1, 2)
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=_FORMATS[len(shape)])
+
+
+def with_sizes(shape: Any, axes: Any, sizes: Any) -> Any:
+    """The shape with other sizes at the pooled axes."""
+    result = list(shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        result[axis] = size
+    return tuple(result)
+
+
+def memory(x: Tensor) -> Any:
+    """The tensor as the core takes it; whoever calls keeps the tensor alive."""
+    return x.data_ptr(), x.shape, x.stride()
+
+
+def real(x: Tensor) -> Tensor:
+    """The tensor with values of its own: not negated on reading, not a zero without memory."""
+    if x.is_neg():
+        return x.resolve_neg()
+    return torch.zeros(x.shape, dtype=x.dtype, device=x.device) if x._is_zerotensor() else x
+
+
+def offset_dtype(plan: Plan) -> torch.dtype:
+    """One byte per window while that can number its taps, else four."""
+    return torch.uint8 if plan.taps <= 256 else torch.int32
+
+
+def pool(
+    x: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    divisor: int = 0,
+    norm: float = 0.0,
+    kind: int = NO_EXTRA,
+    channels_last: bool | None = None,
+) -> Any:
+    """Values, and with a `kind` also where in its window or its plane each was found."""
+    if not x.is_cpu:
+        return _through_cpu(pool, x, axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
+    # Every small call comes through here, so the common case is written out.
+    shape, stride = x.shape, x.stride()
+    ndim, n = len(shape), len(axes)
+    trailing = n <= 3 and axes[0] == ndim - n and axes[-1] == ndim - 1
+    outs = shape[: ndim - n] + plan.out if trailing else with_sizes(shape, axes, plan.out)
+    if channels_last is None:
+        channels_last = ndim > 2 and stride[-1] >= stride[1] and is_channels_last(shape, stride)
+    same = not channels_last and dtype is x.dtype
+    y = x.new_empty(outs) if same else empty(x, outs, dtype, channels_last)
+    extra = to = None
+    if kind != NO_EXTRA:
+        extra = empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
+        to = (extra.data_ptr(), outs, extra.stride())
+    address = x.data_ptr()
+    if address == 0 or x.is_neg():
+        x = real(x)
+        address, stride = x.data_ptr(), x.stride()
+    native, op, code = plan.core or core_plan(plan), reduction.op, CODES[x.dtype]
+    into = (y.data_ptr(), outs, y.stride())
+    more = (CODES[dtype], to, kind, reduction.divides, divisor, norm)
+    if not core.forward(native, op, (address, shape, stride), code, axes, into, *more):
+        # Misaligned memory: the one layout that needs a copy.
+        x = x.clone()
+        if not core.forward(native, op, memory(x), code, axes, into, *more):
+            raise RuntimeError("ndpool core: a packed copy was refused")
+    return y if extra is None else (y, extra)
+
+
+def total(
+    x: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    divisor: int,
+    channels_last: bool,
+) -> Any:
+    """Sums or averages, in the given memory format."""
+    return pool(x, axes, plan, reduction, dtype, divisor, 0.0, NO_EXTRA, channels_last)
+
+
+@on_cpu
+def spread(
+    grad: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    divisor: int,
+    channels_last: bool,
+) -> Tensor:
+    """The adjoint of `total`."""
+    return _spread(grad, None, axes, plan, reduction, divisor, channels_last)
+
+
+@on_cpu
+def spread_picks(
+    grad: Tensor,
+    offsets: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    channels_last: bool,
+) -> Tensor:
+    """The gradient of what was picked: each output's, where its value came from."""
+    return _spread(grad, offsets, axes, plan, reduction, 0, channels_last)
+
+
+def _spread(
+    grad: Tensor,
+    offsets: Tensor | None,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    divisor: int,
+    channels_last: bool,
+) -> Tensor:
+    grad = real(grad)
+    result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, channels_last)
+    if grad.numel() == 0 or result.numel() == 0:
+        return result.zero_()
+    kind = NO_EXTRA if offsets is None else OFFSET8 if offsets.dtype is torch.uint8 else OFFSET32
+
+    def done(grad: Tensor, offsets: Tensor | None) -> bool:
+        places = None if offsets is None else memory(offsets)
+        into = (memory(result), places, kind, None, reduction.divides, divisor, 0.0)
+        return core.backward(core_plan(plan), reduction.op, memory(grad), CODES[grad.dtype], axes, *into)
+
+    if not done(grad, offsets) and not done(grad.clone(), None if offsets is None else offsets.clone()):
+        raise RuntimeError("ndpool core: a packed copy was refused")
+    return result
+
+
+@on_cpu
+def gather(
+    x: Tensor,
+    offsets: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    channels_last: bool,
+) -> Tensor:
+    """The elements that were picked, from another array of the same shape; 0 where a window held nothing."""
+    result = empty(x, offsets.shape, x.dtype, channels_last)
+    if result.numel():
+        found = torch.from_numpy(positions(plan, offsets.numpy(), axes))
+        order = [a for a in range(x.dim()) if a not in axes] + list(axes)
+        flat = real(x).permute(order).flatten(x.dim() - len(axes))
+        at = found.permute(order).flatten(x.dim() - len(axes))
+        taken = flat.gather(-1, at.clamp(min=0)).masked_fill_(at < 0, 0)
+        result.permute(order).copy_(taken.view(*flat.shape[:-1], *plan.out))
+    return result
+
+
+@on_cpu
+def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, sizes: tuple[int, ...]) -> Tensor:
+    """Zeros with every value at its index; of repeated indices the last in row-major order stays."""
+    shape, channels_last = (
+        with_sizes(values.shape, axes, sizes),
+        is_channels_last(values.shape, values.stride()),
+    )
+    result = empty(values, shape, values.dtype, channels_last).zero_()
+    order = [a for a in range(values.dim()) if a not in axes] + list(axes)
+    wide, narrow, places = (t.permute(order) for t in (result, real(values), indices))
+    code, n = CODES[values.dtype], len(axes)
+    understood, bad = core.unpool(memory(wide), memory(narrow), memory(places), code, n, True)
+    if not understood:
+        packed, narrow, places = (t.contiguous().clone() for t in (wide, narrow, places))
+        _, bad = core.unpool(memory(packed), memory(narrow), memory(places), code, n, True)
+        wide.copy_(packed)
+    if bad is not None:
+        limit = 1
+        for size in sizes:
+            limit *= size
+        raise ValueError(
+            f"{fn}: indices must lie in the plane of the output; got index {bad} with "
+            f"output sizes {tuple(sizes)} (limit {limit - 1})"
+        )
+    return result
+
+
+@on_cpu
+def fractional(
+    x: Tensor,
+    samples: Tensor,
+    axes: tuple[int, ...],
+    fn: str,
+    kernel: tuple[int, ...],
+    outs: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:
+    """Maxima over windows at the places that samples give, one set per plane, and where they were found."""
+    flat = samples.reshape(-1, len(axes))
+    narrow = round_bfloat16 if flat.dtype is torch.bfloat16 else None
+    places = (flat.float() if narrow else flat).numpy()
+    plan = fractional_plan(fn, tuple(x.shape[a] for a in axes), places, kernel, outs, None, narrow)
+    return pool(x, axes, plan, REDUCTIONS["max"], x.dtype, kind=INDEX64)  # type: ignore[no-any-return]
+
+
+def random_samples(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, seed: int | None) -> Tensor:
+    """Random numbers in [0, 1), from a seed or from PyTorch's own generator."""
+    generator = None if seed is None else torch.Generator(x.device).manual_seed(seed)
+    return torch.rand(shape, dtype=dtype, device=x.device, generator=generator)

@@ -1,0 +1,450 @@
+"""PyTorch tensors: dtypes, memory given by the caller, and which way a call takes.
+
+Reached through `_dispatch` only. A plain tensor goes straight to the kernels, one that is differentiated or
+transformed through the functions in `_torch_autograd.py`. What a compiler or a dispatch mode looks at is
+traced as the operators in `_torch_ops.py`, before any plan is made: its sizes may be symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import inf, prod
+from typing import Any
+
+import torch
+from torch import Tensor, empty_like
+from torch._C import _are_functorch_transforms_active as transforms_active
+from torch._C import _is_tracing as is_tracing
+from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+
+from ndpool import geometry
+from ndpool._arguments import (
+    check_divisor,
+    check_int,
+    check_ints,
+    check_padding,
+    check_rank,
+    check_shape,
+    is_list,
+)
+from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
+from ndpool.frameworks import _torch_autograd as autograd
+from ndpool.frameworks import _torch_kernels as kernels
+from ndpool.frameworks import _torch_ops as ops
+from ndpool.frameworks._torch_autograd import Recipe
+from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT
+from ndpool.geometry import Plan
+from ndpool.reductions import REDUCTIONS, Reduction
+
+_PLAIN = {Tensor, torch.nn.Parameter}
+_UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+# x, reduction, return_indices, dtype of the values, divisor, norm -> values, or values and indices
+Run = Callable[[Tensor, Reduction, bool, torch.dtype, int, float], Any]
+
+
+def traced(x: Tensor) -> bool:
+    """Whether a compiler, a dispatch mode or a class of its own wants to see operators."""
+    return is_dynamo_compiling() or type(x) not in _PLAIN or dispatch_modes() > 0 or is_tracing() or x.is_meta
+
+
+def differentiated(x: Tensor) -> bool:
+    """Whether a derivative may be asked for, or a transform is at work."""
+    return (
+        (x.requires_grad and torch.is_grad_enabled()) or transforms_active() or forward_ad._current_level >= 0
+    )
+
+
+@lru_cache(4096, typed=True)
+def _recipe(fn: str, n_axes: int, shape: torch.Size, dtype: torch.dtype, *window: Any) -> Recipe | None:
+    """What the call needs for contiguous input of this shape, or None where it is no common one."""
+    # A sequence would be taken for another that equals it, (2, True) for (2, 1): it is checked each time.
+    if dtype not in CODES or any(isinstance(value, Sequence) for value in window):
+        return None
+    axes = check_shape(fn, shape, n_axes)
+    plan = geometry.sliding(fn, tuple(shape[-n_axes:]), *window, strict=True)
+    # Contiguous strides may mean channels-last where there is one channel or one element per channel.
+    if prod(shape) == 0 or 1 in (shape[-n_axes - 1], prod(shape[-n_axes:])):
+        return None
+    offsets = kernels.offset_dtype(plan)
+    outs = shape[:-n_axes] + plan.out
+    with torch.inference_mode(False):
+        # A tensor like the result is allocated fastest; unless it is small it has one element's memory.
+        whole = torch.Size(outs if prod(outs) <= 1024 else [1])
+        like, offsets_like = (
+            torch.empty(whole, dtype=d, device="cpu").expand(outs) for d in (dtype, offsets)
+        )
+    stride, out_stride = (torch.empty(size, device="meta").stride() for size in (shape, outs))
+    kind = OFFSET8 if offsets is torch.uint8 else OFFSET32
+    sizes = tuple(shape), stride, tuple(outs), out_stride
+    return Recipe(plan, core_plan(plan), axes, CODES[dtype], *sizes, like, offsets_like, kind)
+
+
+def named_sliding(
+    fn: str,
+    n_axes: int,
+    reduction: Reduction,
+    x: Tensor,
+    window: tuple[Any, ...],
+    return_indices: bool,
+    dtype: Any,
+    out: Any,
+    divisor: Any,
+    norm: float,
+) -> Any:
+    """A named function with sliding windows, from its arguments; a small plain call costs PyTorch's time."""
+    divisor = 0 if divisor is None else check_divisor(fn, divisor)
+    if is_dynamo_compiling() or type(x) not in _PLAIN or dispatch_modes() > 0 or is_tracing():
+        axes = check_shape(fn, x.shape, n_axes)
+        return sliding(fn, reduction, x, axes, window, return_indices, dtype, out, divisor, norm)
+    shape = x.shape
+    if out is None is dtype and not return_indices and norm == 0 and x.is_contiguous() and x.is_cpu:
+        try:
+            recipe = _recipe(fn, n_axes, shape, x.dtype, *window)
+        except TypeError:  # a list, or a mistake that is told below
+            recipe = None
+        if recipe is not None and not transforms_active() and forward_ad._current_level < 0:
+            if x.requires_grad and torch.is_grad_enabled():
+                if reduction.picks:
+                    return autograd.quick_max(x, recipe)
+                return autograd.quick_total(x, recipe, reduction, divisor)
+            if reduction.picks or recipe[3] >= FIRST_FLOAT:
+                _, native, axes, code, sizes, stride, outs, out_stride, like, _, _ = recipe
+                y, address = empty_like(like), x.data_ptr()
+                source, into = (address, sizes, stride), (y.data_ptr(), outs, out_stride)
+                op, divides = reduction.op, reduction.divides
+                if address and core.forward(
+                    native, op, source, code, axes, into, code, None, 0, divides, divisor, 0.0
+                ):
+                    return y
+    axes = check_rank(fn, shape, n_axes)
+    if x.is_meta:
+        return sliding(fn, reduction, x, axes, window, return_indices, dtype, out, divisor, norm)
+    plan = geometry.sliding(fn, shape[-n_axes:], *window, strict=True)
+    return pool(fn, plan, reduction, x, axes, return_indices, dtype, out, divisor, norm)
+
+
+def pool(
+    fn: str,
+    plan: Plan,
+    reduction: Reduction,
+    x: Tensor,
+    axes: tuple[int, ...],
+    return_indices: bool,
+    dtype: Any,
+    out: Any,
+    divisor: int,
+    norm: float,
+) -> Any:
+    """Reduce `x` over the windows of `plan`, into `out` where it is given."""
+    own = x.dtype
+    code = CODES.get(own)
+    if code is None or x.layout is not torch.strided:
+        code = _check_input(fn, x)
+    kept = reduction.picks or (code >= FIRST_FLOAT and not (reduction.norm and abs(norm) == inf))
+    if kept and dtype is None and out is None:
+        if (
+            (x.requires_grad and torch.is_grad_enabled())
+            or transforms_active()
+            or forward_ad._current_level >= 0
+        ):
+            return _differentiable(x, axes, plan, reduction, return_indices, own, divisor, norm)
+        kind = INDEX64 if return_indices else NO_EXTRA
+        return kernels.pool(x, axes, plan, reduction, own, divisor, norm, kind)
+
+    def run(
+        x: Tensor, reduction: Reduction, return_indices: bool, dtype: torch.dtype, divisor: int, norm: float
+    ) -> Any:
+        if differentiated(x):
+            return _differentiable(x, axes, plan, reduction, return_indices, dtype, divisor, norm)
+        kind = INDEX64 if return_indices else NO_EXTRA
+        return kernels.pool(x, axes, plan, reduction, dtype, divisor, norm, kind)
+
+    if out is not None and differentiated(x):
+        raise ValueError(f"{fn}: out must not be given where a derivative or a transform is at work")
+    shape = kernels.with_sizes(x.shape, axes, plan.out)
+    return _convert(fn, run, x, shape, plan.taps, reduction, return_indices, dtype, out, divisor, norm)
+
+
+def _differentiable(
+    x: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    return_indices: bool,
+    dtype: torch.dtype,
+    divisor: int,
+    norm: float,
+) -> Any:
+    channels_last = kernels.is_channels_last(x.shape, x.stride())
+    if reduction.picks:
+        found = autograd.pick(x, axes, plan, reduction, channels_last, return_indices)
+        return (found[0], found[2]) if return_indices else found[0]
+    if reduction.norm:
+        return autograd.power_mean(x, axes, plan, reduction, norm)
+    return autograd.total(x, axes, plan, reduction, dtype, divisor, channels_last)
+
+
+def _convert(
+    fn: str,
+    run: Run,
+    x: Tensor,
+    shape: tuple[int, ...],
+    taps: int,
+    reduction: Reduction,
+    return_indices: bool,
+    dtype: Any,
+    out: Any,
+    divisor: int,
+    norm: float,
+) -> Any:
+    """A pooling with more to it: a dtype asked for, memory given, integers that change, infinite norms."""
+    if reduction.norm and abs(norm) == inf:  # the extremum of the magnitudes
+        reduction = REDUCTIONS["max" if norm > 0 else "min"]
+        x = x if x.dtype in _UNSIGNED else x.abs()
+    result = _result_dtype(fn, reduction, x.dtype, dtype)
+    if out is not None:
+        _check_out(fn, out, shape, result, x.device, return_indices)
+    if reduction.picks:
+        got = run(x, reduction, return_indices, x.dtype, 0, 0.0)
+    elif reduction.norm and isinstance(norm, int) and not x.dtype.is_floating_point:
+        got = _integer_norm(fn, run, x, taps, norm)
+    elif x.dtype.is_floating_point and result != x.dtype:
+        wide = torch.promote_types(x.dtype, result)
+        got = run(x.to(wide), reduction, False, wide, divisor, norm)
+    else:
+        got = run(x, reduction, False, result, divisor, norm)
+    values, *rest = got if return_indices else (got,)
+    results = (values.to(result), *rest)
+    if out is not None:
+        for target, value in zip(out if return_indices else (out,), results, strict=True):
+            target.copy_(value)
+        return out
+    return results if return_indices else results[0]
+
+
+def _integer_norm(fn: str, run: Run, x: Tensor, taps: int, norm: int) -> Tensor:
+    """Integers to an integer power: powers and their mean stay integers, as in PyTorch; the root is float."""
+    if norm < 0:
+        raise ValueError(
+            f"{fn}: norm_type must be positive for integers to an integer power; got norm_type={norm}"
+        )
+    unsigned = x.dtype is torch.uint64  # which has no arithmetic in PyTorch: its bits do it as int64's
+    powers = (x.view(torch.int64) if unsigned else x.to(torch.int64)) ** norm
+    powers = powers.view(torch.uint64) if unsigned else powers
+    means = run(powers, REDUCTIONS["avg"], False, powers.dtype, 0, 0.0)
+    sums: Tensor = (means.view(torch.int64) * taps).view(powers.dtype)
+    return sums.to(torch.float64) ** (1 / norm)
+
+
+def unpool(fn: str, values: Tensor, indices: Any, sizes: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
+    """Zeros with every value at its index; of repeated indices the last in row-major order stays."""
+    _check_input(fn, values)
+    indices = _check_indices(fn, values, indices)
+    if traced(values):
+        return ops.unpool(values, indices, axes, fn, sizes)  # type: ignore[no-any-return]
+    run = autograd.unpool if differentiated(values) else kernels.unpool
+    return run(values, indices, axes, fn, sizes)
+
+
+def fractional(
+    fn: str, n_axes: int, x: Tensor, size: tuple[Any, ...], return_indices: bool, given: Any, generator: Any
+) -> Any:
+    """Maxima over windows at the places that the random samples give."""
+    _check_input(fn, x)
+    axes = check_shape(fn, x.shape, n_axes)
+    sizes = tuple(x.shape[-n_axes:])
+    outs = geometry.fractional_output(fn, sizes, *size)
+    kernel = check_ints(fn, "kernel_size", size[0], n_axes, single=False)
+    samples = _samples(fn, x, given, n_axes, generator).reshape(*x.shape[:-n_axes], n_axes)
+    if traced(x) or differentiated(x) or traced(samples):
+        # Samples may be symbols or batched too. Indices have no derivative, values are taken at them.
+        _, indices = ops.fractional(x.detach(), samples.detach(), axes, fn, kernel, outs)
+        values = autograd.take(x, indices, axes)
+    else:
+        values, indices = kernels.fractional(x, samples, axes, fn, kernel, outs)
+    return (values, indices) if return_indices else values
+
+
+def _samples(fn: str, x: Tensor, given: Any, n_axes: int, generator: Any) -> Tensor:
+    dtype = x.dtype if x.dtype.is_floating_point else torch.float64
+    # PyTorch's samples always carry the batch axis, also for an unbatched input.
+    shape = (x.shape[0] if x.dim() == n_axes + 2 else 1, x.shape[-n_axes - 1], n_axes)
+    if given is None:
+        if isinstance(generator, torch.Generator):
+            return torch.rand(shape, dtype=dtype, device=x.device, generator=generator)
+        seed = None if generator is None else _check_seed(fn, generator)
+        if traced(x) or transforms_active():
+            return ops.random_samples(x.detach(), shape, dtype, seed)  # type: ignore[no-any-return]
+        return kernels.random_samples(x, shape, dtype, seed)
+    if not isinstance(given, Tensor):
+        raise TypeError(f"{fn}: _random_samples must be a tensor; got {type(given).__name__}")
+    if tuple(given.shape) != tuple(shape):
+        raise ValueError(f"{fn}: _random_samples must have shape {shape}; got shape {tuple(given.shape)}")
+    if given.dtype != dtype if x.dtype.is_floating_point else not given.dtype.is_floating_point:
+        raise TypeError(
+            f"{fn}: _random_samples must be floating point like the input; got dtype={given.dtype}"
+        )
+    return given
+
+
+def _check_seed(fn: str, generator: Any) -> int:
+    try:
+        seed = check_int(fn, "generator", generator)
+    except TypeError:
+        seed = -1
+    if not 0 <= seed < 2**63:
+        raise TypeError(
+            f"{fn}: generator must be a torch.Generator or a seed of at least 0; got {generator!r}"
+        )
+    return seed
+
+
+def sliding(
+    fn: str,
+    reduction: Reduction,
+    x: Tensor,
+    axes: tuple[int, ...],
+    window: tuple[Any, ...],
+    return_indices: bool,
+    dtype: Any,
+    out: Any,
+    divisor: int,
+    norm: float,
+) -> Any:
+    """Pool a traced tensor with sliding windows, given as kernel, stride, padding, dilation and the flags."""
+    n = len(axes)
+    kernel, stride, padding, dilation, ceil_mode, include = (*window, True)[:6]
+    kernel = check_ints(fn, geometry.kernel_name(fn), kernel, n)
+    default = stride is None or (is_list(stride) and len(stride) == 0)
+    stride = kernel if default else check_ints(fn, "stride", stride, n)
+    dilation = check_ints(fn, "dilation", dilation, n)
+    pads = check_padding(fn, padding, n, fn not in ops.GENERAL)
+    if isinstance(pads, str):
+        pads = geometry.same_padding(pads, [x.shape[a] for a in axes], kernel, stride, dilation)
+    windows = ops.sliding_windows(kernel, stride, pads, dilation, ceil_mode, include)
+    return _trace(fn, reduction, x, axes, windows, return_indices, dtype, out, divisor, norm)
+
+
+def adaptive(
+    fn: str,
+    reduction: Reduction,
+    x: Tensor,
+    axes: tuple[int, ...],
+    output_size: Any,
+    return_indices: bool,
+    dtype: Any,
+    out: Any,
+    norm: float,
+) -> Any:
+    """Pool a traced tensor to a fixed output size."""
+    windows = geometry.adaptive_sizes(fn, [x.shape[a] for a in axes], output_size, fn not in ops.GENERAL)
+    return _trace(fn, reduction, x, axes, windows, return_indices, dtype, out, 0, norm)
+
+
+def _trace(
+    fn: str,
+    reduction: Reduction,
+    x: Tensor,
+    axes: tuple[int, ...],
+    windows: Sequence[int],
+    return_indices: bool,
+    dtype: Any,
+    out: Any,
+    divisor: int,
+    norm: float,
+) -> Any:
+    def run(
+        x: Tensor, reduction: Reduction, return_indices: bool, dtype: Any, divisor: int, norm: float
+    ) -> Any:
+        place = (axes, fn, reduction.name, windows)
+        if not reduction.picks:
+            return ops.pool(x, *place, dtype, divisor, float(norm))
+        differentiates = x.requires_grad and torch.is_grad_enabled()
+        if not return_indices:
+            return ops.pool_offsets(x, *place)[0] if differentiates else ops.pool(x, *place, dtype, 0, 0.0)
+        if not differentiates:
+            return ops.pool_indices(x, *place)
+        return ops.pool_offsets(x, *place)[0], ops.pool_indices(x.detach(), *place)[1]
+
+    code = _check_input(fn, x)
+    if dtype is None and out is None and (reduction.picks or code >= FIRST_FLOAT) and abs(norm) != inf:
+        return run(x, reduction, return_indices, x.dtype, divisor, norm)
+    if out is not None:
+        raise ValueError(f"{fn}: out must not be given where a compiler or a dispatch mode is at work")
+    whole = reduction.norm and code < FIRST_FLOAT  # only then is the size of a window needed
+    taps = ops.taps_of(fn, [x.shape[a] for a in axes], windows) if whole else 0
+    return _convert(fn, run, x, (), taps, reduction, return_indices, dtype, out, divisor, norm)
+
+
+def _check_input(fn: str, x: Tensor, name: str = "input") -> int:
+    """The kernels' number of the tensor's dtype."""
+    code = CODES.get(x.dtype)
+    if code is None or x.layout is not torch.strided:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
+        raise TypeError(
+            f"{fn}: {name} has no pooling for dtype={x.dtype} and layout={x.layout}; "
+            f"there is one for strided tensors of {known}"
+        )
+    return code
+
+
+def _result_dtype(fn: str, reduction: Reduction, own: torch.dtype, dtype: Any) -> torch.dtype:
+    """What a reduction of this dtype gives: its own, or the asked-for one where that loses no meaning."""
+    code = CODES[own]
+    if dtype is None:
+        if reduction.picks or code >= FIRST_FLOAT:
+            return own
+        if reduction.norm:
+            return torch.float32
+        if not reduction.divides:
+            return torch.uint64 if own in _UNSIGNED[1:] else torch.int64
+        if own is torch.bool:
+            raise TypeError(f"{fn}: the average of dtype=bool is not a bool; ask for another with dtype=")
+        return own
+    if not isinstance(dtype, torch.dtype) or dtype not in CODES:
+        raise TypeError(f"{fn}: dtype must be a torch.dtype that has a pooling; got dtype={dtype!r}")
+    whole = code < FIRST_FLOAT and dtype is not torch.bool and not reduction.norm
+    if reduction.picks or dtype.is_floating_point or whole:
+        return dtype
+    raise TypeError(f"{fn}: a {reduction.name} of dtype={own} cannot be given as dtype={dtype}")
+
+
+def _check_out(
+    fn: str, out: Any, shape: tuple[int, ...], dtype: torch.dtype, device: Any, return_indices: bool
+) -> None:
+    if return_indices and not (isinstance(out, tuple) and len(out) == 2):
+        raise TypeError(f"{fn}: out must be a pair (values, indices); got {type(out).__name__}")
+    wanted = [("out", dtype), ("out[1]", torch.int64)]
+    for (name, want), target in zip(wanted, out if return_indices else (out,), strict=False):
+        if not isinstance(target, Tensor):
+            raise TypeError(f"{fn}: {name} must be a tensor; got {type(target).__name__}")
+        if tuple(target.shape) != shape:
+            raise ValueError(f"{fn}: {name} must have shape {shape}; got shape {tuple(target.shape)}")
+        if target.dtype != want:
+            raise TypeError(f"{fn}: {name} must have dtype {want}; got dtype={target.dtype}")
+        if target.device != device:
+            raise ValueError(f"{fn}: {name} must be on device {device}; got device={target.device}")
+        if target.requires_grad:
+            raise ValueError(f"{fn}: {name} must not require a gradient")
+        if any(step == 0 and size > 1 for step, size in zip(target.stride(), shape, strict=True)):
+            raise ValueError(f"{fn}: {name} must not be expanded, its elements share memory")
+    if return_indices and out[0].untyped_storage().data_ptr() == out[1].untyped_storage().data_ptr() != 0:
+        raise ValueError(f"{fn}: out must be two tensors that share no memory; got overlapping ones")
+
+
+def _check_indices(fn: str, values: Tensor, indices: Any) -> Tensor:
+    if not isinstance(indices, Tensor):
+        raise TypeError(f"{fn}: indices must be a tensor; got {type(indices).__name__}")
+    if indices.dtype.is_floating_point or indices.dtype is torch.bool or indices.dtype not in CODES:
+        raise TypeError(f"{fn}: indices must be integers; got dtype={indices.dtype}")
+    if indices.shape != values.shape:
+        raise ValueError(
+            f"{fn}: indices must have the input's shape {tuple(values.shape)}; "
+            f"got shape {tuple(indices.shape)}"
+        )
+    if indices.device != values.device:
+        raise ValueError(f"{fn}: indices must be on the input's device {values.device}; got {indices.device}")
+    return indices.to(torch.int64)

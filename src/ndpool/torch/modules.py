@@ -1,0 +1,214 @@
+"""PyTorch's pooling modules, computed by ndpool.
+
+Each is a subclass of PyTorch's module of the same name, from which it has everything but `forward`:
+constructor, repr, state, pickling. A tensor that ndpool does not serve (quantized, sparse, nested, complex, a
+subclass of `torch.Tensor`) takes PyTorch's own way, and so does one that TorchScript traces.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch._C import _get_tracing_state as tracing_state
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+import ndpool
+from ndpool._dispatch import room_of
+from ndpool.frameworks._torch_kernels import CODES
+
+# A compiler that traces a first call could not import the room.
+for _tensor in (torch.empty(0), torch.nn.Parameter()):
+    room_of("ndpool.torch", _tensor)
+
+# The tensors of compilers stand for plain ones; other subclasses have a meaning of their own.
+_KINDS = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor})
+
+Classes = dict[type[torch.nn.Module], type[torch.nn.Module]]
+COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
+
+
+def served(x: Any) -> bool:
+    """Whether ndpool pools this tensor; if not, PyTorch does."""
+    return (
+        type(x) in _KINDS
+        and x.dtype in CODES
+        and x.layout is torch.strided
+        and x.device.type == "cpu"
+        and not x.is_nested
+        and (torch.compiler.is_dynamo_compiling() or tracing_state() is None)
+    )
+
+
+class Pool(torch.nn.Module):
+    """What all share: a module's attributes go to the ndpool function whose arguments they are."""
+
+    _function: ClassVar[Callable[..., Any]]
+    _names: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "_function" in vars(cls):
+            given = inspect.signature(cls.forward).parameters
+            parameters = inspect.signature(cls._function).parameters.values()
+            cls._names = tuple(
+                p.name for p in parameters if p.name not in given and p.kind is p.POSITIONAL_OR_KEYWORD
+            )
+            COUNTERPARTS[cls.__bases__[-1]] = cls
+
+    def forward(self, input: Any) -> Any:
+        """Pool `input`; with `return_indices` the pair (values, indices)."""
+        if served(input):
+            return self._function(input, **self._arguments())
+        return super().forward(input)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names}
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """TorchScript compiles PyTorch's own module; the class changes for good, as in `restore`."""
+        if COUNTERPARTS.get(type(self).__bases__[-1]) is type(self):
+            self.__class__ = type(self).__bases__[-1]
+        return self
+
+
+class LPPool(Pool):
+    """Power averages: a module's power is a float, also for integers."""
+
+    norm_type: float
+
+    def _arguments(self) -> dict[str, Any]:
+        return super()._arguments() | {"norm_type": float(self.norm_type)}
+
+
+class Unpool(Pool):
+    """The way back from a max pool; sizes may differ from call to call."""
+
+    def forward(self, input: Any, indices: Any, output_size: Sequence[int] | None = None) -> Any:  # type: ignore[override]
+        """Put each value of `input` where `indices` says, zeros elsewhere."""
+        if served(input):
+            return self._function(input, indices, output_size=output_size, **self._arguments())
+        return super(Pool, self).forward(input, indices, output_size)
+
+
+class MaxPool1d(Pool, torch.nn.MaxPool1d):
+    """`torch.nn.MaxPool1d`, computed by `ndpool.max_pool1d`."""
+
+    _function = staticmethod(ndpool.max_pool1d)
+
+
+class MaxPool2d(Pool, torch.nn.MaxPool2d):
+    """`torch.nn.MaxPool2d`, computed by `ndpool.max_pool2d`."""
+
+    _function = staticmethod(ndpool.max_pool2d)
+
+
+class MaxPool3d(Pool, torch.nn.MaxPool3d):
+    """`torch.nn.MaxPool3d`, computed by `ndpool.max_pool3d`."""
+
+    _function = staticmethod(ndpool.max_pool3d)
+
+
+class AvgPool1d(Pool, torch.nn.AvgPool1d):
+    """`torch.nn.AvgPool1d`, computed by `ndpool.avg_pool1d`."""
+
+    _function = staticmethod(ndpool.avg_pool1d)
+
+
+class AvgPool2d(Pool, torch.nn.AvgPool2d):
+    """`torch.nn.AvgPool2d`, computed by `ndpool.avg_pool2d`."""
+
+    _function = staticmethod(ndpool.avg_pool2d)
+
+
+class AvgPool3d(Pool, torch.nn.AvgPool3d):
+    """`torch.nn.AvgPool3d`, computed by `ndpool.avg_pool3d`."""
+
+    _function = staticmethod(ndpool.avg_pool3d)
+
+
+class LPPool1d(LPPool, torch.nn.LPPool1d):
+    """`torch.nn.LPPool1d`, computed by `ndpool.lp_pool1d`."""
+
+    _function = staticmethod(ndpool.lp_pool1d)
+
+
+class LPPool2d(LPPool, torch.nn.LPPool2d):
+    """`torch.nn.LPPool2d`, computed by `ndpool.lp_pool2d`."""
+
+    _function = staticmethod(ndpool.lp_pool2d)
+
+
+class LPPool3d(LPPool, torch.nn.LPPool3d):
+    """`torch.nn.LPPool3d`, computed by `ndpool.lp_pool3d`."""
+
+    _function = staticmethod(ndpool.lp_pool3d)
+
+
+class AdaptiveMaxPool1d(Pool, torch.nn.AdaptiveMaxPool1d):
+    """`torch.nn.AdaptiveMaxPool1d`, computed by `ndpool.adaptive_max_pool1d`."""
+
+    _function = staticmethod(ndpool.adaptive_max_pool1d)
+
+
+class AdaptiveMaxPool2d(Pool, torch.nn.AdaptiveMaxPool2d):
+    """`torch.nn.AdaptiveMaxPool2d`, computed by `ndpool.adaptive_max_pool2d`."""
+
+    _function = staticmethod(ndpool.adaptive_max_pool2d)
+
+
+class AdaptiveMaxPool3d(Pool, torch.nn.AdaptiveMaxPool3d):
+    """`torch.nn.AdaptiveMaxPool3d`, computed by `ndpool.adaptive_max_pool3d`."""
+
+    _function = staticmethod(ndpool.adaptive_max_pool3d)
+
+
+class AdaptiveAvgPool1d(Pool, torch.nn.AdaptiveAvgPool1d):
+    """`torch.nn.AdaptiveAvgPool1d`, computed by `ndpool.adaptive_avg_pool1d`."""
+
+    _function = staticmethod(ndpool.adaptive_avg_pool1d)
+
+
+class AdaptiveAvgPool2d(Pool, torch.nn.AdaptiveAvgPool2d):
+    """`torch.nn.AdaptiveAvgPool2d`, computed by `ndpool.adaptive_avg_pool2d`."""
+
+    _function = staticmethod(ndpool.adaptive_avg_pool2d)
+
+
+class AdaptiveAvgPool3d(Pool, torch.nn.AdaptiveAvgPool3d):
+    """`torch.nn.AdaptiveAvgPool3d`, computed by `ndpool.adaptive_avg_pool3d`."""
+
+    _function = staticmethod(ndpool.adaptive_avg_pool3d)
+
+
+class MaxUnpool1d(Unpool, torch.nn.MaxUnpool1d):
+    """`torch.nn.MaxUnpool1d`, computed by `ndpool.max_unpool1d`."""
+
+    _function = staticmethod(ndpool.max_unpool1d)
+
+
+class MaxUnpool2d(Unpool, torch.nn.MaxUnpool2d):
+    """`torch.nn.MaxUnpool2d`, computed by `ndpool.max_unpool2d`."""
+
+    _function = staticmethod(ndpool.max_unpool2d)
+
+
+class MaxUnpool3d(Unpool, torch.nn.MaxUnpool3d):
+    """`torch.nn.MaxUnpool3d`, computed by `ndpool.max_unpool3d`."""
+
+    _function = staticmethod(ndpool.max_unpool3d)
+
+
+class FractionalMaxPool2d(Pool, torch.nn.FractionalMaxPool2d):
+    """`torch.nn.FractionalMaxPool2d`, computed by `ndpool.fractional_max_pool2d`."""
+
+    _function = staticmethod(ndpool.fractional_max_pool2d)
+
+
+class FractionalMaxPool3d(Pool, torch.nn.FractionalMaxPool3d):
+    """`torch.nn.FractionalMaxPool3d`, computed by `ndpool.fractional_max_pool3d`."""
+
+    _function = staticmethod(ndpool.fractional_max_pool3d)

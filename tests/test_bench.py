@@ -1,0 +1,393 @@
+"""The benchmark: every case at a reduced size for correctness, the checker, the runner, its reports.
+
+What is timed here is tiny and proves nothing about speed; it proves that a wrong answer is never timed.
+"""
+
+import dataclasses
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+
+import ndpool
+from ndpool import _bench
+from ndpool._bench import CASES, Case, contestants, peers, report, runner, select
+from ndpool._cli import main
+
+ROOT = Path(__file__).parents[1]
+BRIEF = runner.Effort(2, 1e-3, 1e-5)
+TINY = Case("tiny", "none", "max", "max_pool2d", {"kernel_size": 2}, (2, 3, 8, 10))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def same_threads_afterwards():
+    threads = ndpool.get_num_threads()
+    yield
+    ndpool.set_num_threads(threads)
+
+
+def load_script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_script(ROOT / "benchmarks" / "generate.py")
+
+
+def own():
+    return [kind(1) for kind in contestants.OWN]
+
+
+class Changed(contestants.Whole):
+    """ndpool with one element of its answer moved."""
+
+    name = "changed"
+    part, by = 0, 1e-6
+
+    def answer(self, case, raw):
+        answer = [array.copy() for array in super().answer(case, raw)]
+        answer[self.part][0, -1, 0, -1] += self.by
+        return tuple(answer)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_is_right(case):
+    pytest.importorskip("torch")
+    field, _ = runner.field(1)
+    small = case.reduced()
+    result = _bench.measure(small, field, 1, BRIEF)
+    assert result["error"] is None
+    assert {"floor", "kernel", "ndpool"} <= result["times"].keys()
+    assert ("PyTorch" in result["times"]) == peers.PyTorch(1).supports(small)
+    assert not [note for note in result["notes"].values() if note.startswith("wrong")]
+
+
+def test_the_list():
+    assert len(CASES) >= 45
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert {case.layout for case in CASES} == {"NCHW", "NHWC"}
+    assert {case.mode for case in CASES} == {"values", "indices", "offsets", "backward"}
+    assert {len(case.axes) for case in CASES} == {1, 2, 3}
+    networks = " ".join(case.network for case in CASES)
+    for request in (
+        "pytorch#28733",
+        "pytorch#51393",
+        "tensorflow#57828",
+        "pytorch#14615",
+        "apache/mxnet#10912",
+    ):
+        assert request in networks
+    by_name = {case.name: case for case in CASES}
+    assert by_name["pytorch-28733"].shape == (1, 16, 3000, 2000)
+    assert by_name["pytorch-51393"].shape == (10, 64, 112, 112)
+
+
+def test_select_by_name_network_and_group():
+    assert {case.name for case in select("SPPF-20-b8")} == {"sppf-20-b8", "sppf-20-b8-nhwc"}
+    assert {case.network for case in select("pspnet")} == {"PSPNet"}
+    assert {case.group for case in select("max 3x3 s2 n?wc")} == {"max 3x3 s2 NHWC"}
+    assert select() == CASES
+    with pytest.raises(ValueError, match="no case matches 'resnext'"):
+        select("resnext")
+
+
+def test_quick_takes_the_smallest_of_each_group():
+    chosen = {case.group: case for case in select(quick=True)}
+    assert list(chosen) == list(dict.fromkeys(case.group for case in CASES))
+    for case in CASES:
+        assert chosen[case.group].moved <= case.moved
+
+
+@pytest.mark.parametrize(
+    ("mode", "function", "moved"),
+    [
+        ("values", "max_pool2d", 480 * 4 + 120 * 4),
+        ("indices", "max_pool2d", 480 * 4 + 120 * 12),
+        ("offsets", "max_pool2d", 480 * 4 + 120 * 5),
+        ("backward", "max_pool2d", 480 * 4 + 120 * 5),
+        ("backward", "avg_pool2d", 480 * 4 + 120 * 4),
+    ],
+)
+def test_bytes_that_must_move(mode, function, moved):
+    assert dataclasses.replace(TINY, mode=mode, function=function).moved == moved
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "bfloat16"])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_data_are_random_and_laid_out_as_told(dtype, layout):
+    x, grad = dataclasses.replace(TINY, dtype=dtype, layout=layout, shape=(2, 16, 32, 32)).data()
+    assert (x.shape, grad.shape) == ((2, 16, 32, 32), (2, 16, 16, 16))
+    assert x.dtype.name == dtype
+    assert (x if layout == "NCHW" else np.moveaxis(x, 1, -1)).flags.c_contiguous
+    assert np.count_nonzero(x) > 0.98 * x.size
+    assert len(np.unique(x.astype(np.float64))) > 100
+
+
+def test_terms_of_other_libraries():
+    ceil = Case("c", "", "", "max_pool2d", {"kernel_size": 3, "stride": 2, "ceil_mode": True}, (1, 1, 8, 9))
+    assert ceil.window == ((3, 3), (2, 2), (0, 0), (1, 0))
+    assert not ceil.tiles
+    assert not ceil.keeps_size
+    same = Case("s", "", "", "avg_pool1d", {"kernel_size": 5, "stride": 1, "padding": 2}, (1, 1, 9))
+    assert (same.tiles, same.keeps_size, same.whole) == (False, True, False)
+    uneven = Case("u", "", "", "adaptive_max_pool2d", {"output_size": 3}, (1, 1, 8, 9))
+    assert (uneven.window, uneven.tiles) == (None, False)
+    whole = Case("w", "", "", "adaptive_max_pool2d", {"output_size": 1}, (1, 1, 8, 9))
+    assert (whole.tiles, whole.whole) == (True, True)
+
+
+def test_measure_without_any_peer():
+    result = _bench.measure(TINY, own(), 1, BRIEF)
+    assert (result["error"], result["notes"]) == (None, {})
+    assert list(result["times"]) == ["floor", "kernel", "ndpool"]
+    for entry in result["times"].values():
+        assert 0 < entry["low"] <= entry["median"] <= entry["high"]
+
+
+def test_slow_contestants_get_one_round():
+    assert _bench.measure(TINY, own(), 1, runner.Effort(5, 0.0, 0.0))["times"]["kernel"]["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "mode"),
+    [
+        *(("max_pool2d", mode) for mode in ("values", "indices", "offsets", "backward")),
+        *(("avg_pool2d", mode) for mode in ("values", "backward")),
+    ],
+)
+def test_a_wrong_answer_is_refused(function, mode):
+    case = dataclasses.replace(TINY, mode=mode, function=function)
+    by = 1e-6 if function == "max_pool2d" and mode != "backward" else 1e-5
+    wrong = type("Wrong", (Changed,), {"by": by})(1)
+    result = _bench.measure(case, [*own(), wrong], 1, BRIEF)
+    assert result["error"] is None
+    assert "changed" not in result["times"]
+    assert result["notes"]["changed"].startswith("wrong answer: 1 of ")
+
+
+@pytest.mark.parametrize("mode", ["indices", "offsets"])
+def test_a_wrong_index_is_refused(mode):
+    wrong = type("Wrong", (Changed,), {"part": 1, "by": 1})(1)
+    result = _bench.measure(dataclasses.replace(TINY, mode=mode), [*own(), wrong], 1, BRIEF)
+    assert (result["error"], "changed" in result["times"]) == (None, False)
+    assert result["notes"]["changed"].startswith("wrong answer: 1 of 120")
+
+
+def test_rounding_of_a_sum_is_no_wrong_answer():
+    case = dataclasses.replace(TINY, function="avg_pool2d")
+    last_bit = type("LastBit", (Changed,), {"by": 6e-8})(1)
+    assert "changed" in _bench.measure(case, [*own(), last_bit], 1, BRIEF)["times"]
+
+
+def test_a_wrong_answer_of_ndpool_is_a_failure():
+    wrong = type("Wrong", (Changed,), {"name": "ndpool"})(1)
+    result = _bench.measure(TINY, [contestants.Kernel(1), wrong], 1, BRIEF)
+    assert result["error"].startswith("ndpool: wrong answer")
+    assert result["times"] == {}
+    assert report.failures({"results": [result]}) == [f"tiny, 1 thread: {result['error']}"]
+
+
+def test_a_contestant_that_raises_is_noted():
+    class Raises(contestants.Whole):
+        name = "raises"
+
+        def prepare(self, case, x, grad):
+            raise RuntimeError("not implemented for 'Byte'\nand a long trace")
+
+    result = _bench.measure(TINY, [*own(), Raises(1)], 1, BRIEF)
+    assert result["notes"] == {"raises": "RuntimeError: not implemented for 'Byte'"}
+
+
+def test_answers_of_another_form_are_wrong():
+    y = np.ones((2, 3, 4, 5), np.float32)
+    assert _bench.compare(TINY, (y,), (y,)) is None
+    assert "2 arrays where 1" in _bench.compare(TINY, (y, y), (y,))
+    assert "shape" in _bench.compare(TINY, (y[:1],), (y,))
+    assert "dtype float64" in _bench.compare(TINY, (y.astype(float),), (y,))
+    nan = np.full_like(y, np.nan)
+    assert "wrong answer: 120 of 120" in _bench.compare(TINY, (nan,), (y,))
+    average = dataclasses.replace(TINY, function="avg_pool2d")
+    assert "wrong answer: 120 of 120" in _bench.compare(average, (nan,), (y,))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """One real run of the command on three small cases: its files, and what it printed."""
+    folder = tmp_path_factory.mktemp("bench")
+    arguments = ["bench", "--quick", "--case", "spp-13", "--threads", "1"]
+    files = ["--json", str(folder / "run.json"), "--plot", str(folder / "run.svg")]
+    command = [sys.executable, "-m", "ndpool", *arguments, *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder, done
+
+
+@pytest.fixture(scope="module")
+def document(written):
+    return json.loads((written[0] / "run.json").read_text(encoding="utf-8"))
+
+
+def test_command_shows_table_summary_and_progress(written):
+    _, done = written
+    for text in (
+        "spp-13-13x13",
+        "x floor",
+        "x best peer",
+        "max 9x9 s1",
+        "Geometric mean over 3 cases, 1 thread",
+    ):
+        assert text in done.stdout
+    assert "0/3  estimating  spp-13-5x5, 1 thread" in done.stderr
+    assert "3/3  0 s left  done" in done.stderr
+
+
+def test_results_file_holds_everything(document):
+    assert document["format"] == runner.FORMAT
+    assert document["threads"] == [1]
+    assert document["quick"] is True
+    assert document["isa"] in ndpool.show_config()["instruction sets available"]
+    assert document["machine"].keys() == {"cpu", "cores", "l3", "system"}
+    assert document["versions"]["NumPy"] == np.__version__
+    assert {kind.name for kind in peers.PEERS} <= document["versions"].keys() | document["missing"].keys()
+    assert [result["name"] for result in document["results"]] == [case.name for case in select("spp-13")]
+    for result in document["results"]:
+        assert result["error"] is None
+        assert result["threads"] == 1
+        assert {"floor", "kernel", "ndpool"} <= result["times"].keys()
+        assert all(entry.keys() == {"median", "low", "high", "rounds"} for entry in result["times"].values())
+
+
+def test_chart_is_an_svg_for_both_themes(written, document):
+    text = (written[0] / "run.svg").read_text(encoding="utf-8")
+    assert text == report.chart(document)
+    root = ET.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "prefers-color-scheme: dark" in text
+    drawn = [node.get("class") for node in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert drawn.count("ours") == 1 + 3  # the legend, and a bar for every class
+
+
+def made(*rows):
+    """A document with the given (group, threads, floor, kernel, ndpool, PyTorch, other) times."""
+    results = []
+    for number, (group, threads, *times) in enumerate(rows):
+        names = ("floor", "kernel", "ndpool", "PyTorch", "other")
+        medians = {n: {"median": t} for n, t in zip(names, times, strict=True) if t is not None}
+        results.append(
+            {"name": f"c{number}", "group": group, "threads": threads, "moved": 8_000_000, "notes": {}}
+            | {"error": None, "times": medians}
+        )
+    return {
+        "threads": sorted({row[1] for row in rows}),
+        "machine": {"cpu": "C", "cores": 2, "l3": "", "system": "S"},
+        "versions": {"ndpool": "1", "PyTorch": "2", "PyTorch NHWC": "2"},
+        "isa": "avx2",
+        "date": "2026-01-02T00:00:00+00:00",
+        "missing": {"JAX": "not installed"},
+        "results": results,
+    }
+
+
+def test_factors():
+    document = made(
+        ("a", 1, 1.0, 1.5, 2.0, 20.0, 8.0),
+        ("a", 1, 1.0, 1.2, 4.0, 160.0, 4.0),
+        ("b", 1, 1.0, 3.0, 3.0, None, None),
+    )
+    first, second, third = report.rows(document)
+    assert (first.over_floor, first.over_torch, first.best_peer, first.over_best) == (1.5, 10, "other", 4)
+    assert (second.over_floor, second.over_best) == (1.2, 1)
+    assert (third.best_peer, third.over_best, third.over_torch) == (None, None, None)
+    lines = report.summary(document).splitlines()
+    assert lines[1].split() == ["a", "1.50", "1.00"]
+    assert lines[2].split() == ["b", "3.00", "-"]
+    assert "1 thread: 20.0 times PyTorch (contiguous), 2.00 times the best peer" in lines[4]
+    assert "avx2, 2026-01-02; ndpool 1, PyTorch 2" in lines[5]
+    assert lines[6:] == ["JAX: not installed"]
+    alone = report.summary(document | {"missing": {"PyTorch": "not installed"}}).splitlines()
+    assert alone[-1] == "Without PyTorch the answers were compared with ndpool's own only"
+    assert "| a | 1.20 to 1.50 | 1.00 to 4.00 | 10.0 to 40.0 |" in report.markdown(document)
+    assert "| b | 3.00 | - | - |" in report.markdown(document)
+    assert report.table(document).splitlines()[1].split()[3:] == ["2000.000", "1.50", "10.0", "4.00", "other"]
+
+
+def test_progress_on_a_terminal():
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    show = report.progress_bar(stream)
+    show(0, 2, "first")
+    show(1, 2, "second")
+    show(2, 2, "done")
+    lines = stream.getvalue().split("\r\x1b[K")
+    assert lines[1] == f"[{' ' * 24}] 0/2  estimating  first"
+    assert lines[2].startswith(f"[{'#' * 12}{' ' * 12}] 1/2  0 s left")
+    assert lines[3].endswith("done\n")
+
+
+def test_list_shows_every_case(capsys):
+    assert main(["bench", "--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [case.name for case in CASES]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--case", "nothing"], "bench: no case matches 'nothing'"),
+        (["--threads", "0", "--case", "sppf"], "bench: threads must be from 1 to"),
+        (["--threads", "1,99999"], "bench: threads must be from 1 to"),
+        (["--json", "no/such/folder/x.json"], "bench: no directory no/such/folder to write x.json to"),
+    ],
+)
+def test_bad_requests_are_refused_at_once(arguments, complaint, capsys):
+    assert main(["bench", *arguments]) == 1
+    assert capsys.readouterr().err.startswith(f"ndpool: {complaint}")
+
+
+def test_threads_are_numbers(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "--threads", "two"])
+    assert end.value.code == 2
+    assert "numbers with commas between them, not 'two'" in capsys.readouterr().err
+
+
+def test_a_failed_case_fails_the_command(monkeypatch, capsys):
+    document = made(("a", 1, 1.0, 1.5, 2.0, 20.0, 8.0))
+    document["results"].append(document["results"][0] | {"times": {}, "error": "kernel: wrong answer"})
+    monkeypatch.setattr(_bench, "run", lambda *_: document)
+    assert main(["bench"]) == 1
+    out, err = capsys.readouterr()
+    assert "x floor" in out
+    assert err == "ndpool: bench: c0, 1 thread: kernel: wrong answer\n"
+
+
+def test_documentation_is_generated_from_results(tmp_path, capsys):
+    results, readme = tmp_path / "benchmarks" / "results", tmp_path / "README.md"
+    results.mkdir(parents=True)
+    readme.write_text("# Speed\n<!-- bench:cpu -->\nold\n<!-- /bench -->\nend\n", encoding="utf-8")
+    assert generate.main(["--check"], tmp_path) == 0
+    document = {"format": runner.FORMAT, **made(("a", 1, 1.0, 1.5, 2.0, 20.0, 8.0))}
+    (results / "cpu.json").write_text(report.as_json(document), encoding="utf-8")
+    (results / "gpu.json").write_text('{"format": "another"}', encoding="utf-8")
+    assert generate.main(["--check"], tmp_path) == 1
+    assert generate.main([], tmp_path) == 0
+    text = readme.read_text(encoding="utf-8")
+    assert text.startswith("# Speed\n<!-- bench:cpu -->\n| class |")
+    assert text.endswith("\n<!-- /bench -->\nend\n")
+    assert "old" not in text
+    assert sorted(path.name for path in results.iterdir()) == ["cpu.json", "cpu.svg", "gpu.json"]
+    assert generate.main(["--check"], tmp_path) == 0
+    capsys.readouterr()
+
+
+def test_documentation_is_up_to_date():
+    assert generate.main(["--check"]) == 0

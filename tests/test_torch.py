@@ -1,0 +1,631 @@
+"""PyTorch tensors on the CPU: PyTorch's answers, layouts and derivatives, and every transform of them.
+
+Values and gradients of drawn calls are compared with PyTorch's own, where PyTorch is right; derivatives of
+any order with finite differences. What compilers do stands in test_torch_compile.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from dataclasses import replace
+from functools import partial
+from math import inf, prod
+
+import numpy as np
+import pytest
+
+import cases
+import ndpool
+import oracle
+from helpers import run_python
+
+torch = pytest.importorskip("torch")
+from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
+
+from test_oracle import spoiled  # noqa: E402
+
+# The first forward-mode derivative of a process makes PyTorch import something that it has deprecated.
+DEPRECATED = "ignore:`torch.jit:DeprecationWarning"
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(DEPRECATED)]
+F = torch.nn.functional
+DRAWS = 550  # per function: 11,000 in all
+GRADIENTS = 160  # per function: 3,200 in all
+# Where PyTorch gives contiguous results for channels-last inputs and ndpool keeps the format.
+KEEPS = ("avg_pool3d", "lp_pool", "adaptive_max_pool3d", "adaptive_avg_pool3d", "max_unpool", "fractional")
+
+
+def run(case, x):
+    """The results of ndpool on a tensor, other arrays of the call converted."""
+    args = [cases.to_torch(a) if isinstance(a, np.ndarray) else a for a in case.args]
+    kwargs = {k: cases.to_torch(a) if isinstance(a, np.ndarray) else a for k, a in case.kwargs.items()}
+    result = getattr(ndpool, case.name)(x, *args, **kwargs)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def seeded(*shape, dtype=torch.float64, distinct=True):
+    """Values apart enough for finite differences."""
+    g = torch.Generator().manual_seed(prod(shape))
+    if not distinct:
+        return torch.rand(shape, generator=g, dtype=dtype)
+    return (torch.randperm(prod(shape), generator=g).to(dtype) / prod(shape) + 0.5).reshape(shape)
+
+
+def formats(name, case):
+    """Whether the layout of a result is PyTorch's."""
+    if case.layout not in ("contiguous", "channels_last") or name.startswith(KEEPS):
+        return False
+    return not (name == "max_pool1d" and not case.named["return_indices"])
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_equal_to_pytorch(name):
+    """Values, indices, shapes, dtypes, and strides of contiguous and channels-last inputs."""
+    rng = np.random.default_rng(2000 + cases.NAMES.index(name))
+    judged = laid_out = 0
+    for _ in range(DRAWS):
+        case = cases.draw(rng, name)
+        x = cases.to_torch(case.array())
+        before = x.clone()
+        got = run(case, x)
+        bad = spoiled(case)
+        wanted = case.call_oracle() if bad else case.call_torch()
+        cases.assert_same(tuple(map(cases.from_torch, got)), wanted, case)
+        assert cases.same_bits(cases.from_torch(x), cases.from_torch(before)).all()
+        judged += not bad
+        if not bad and formats(name, case) and got[0].numel():
+            laid_out += 1
+            assert [t.stride() for t in got] == [t.stride() for t in case._run_torch(x)], str(case)
+    assert judged > DRAWS / 3
+    assert laid_out > DRAWS / 20 or name.startswith(KEEPS)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_every_dtype(name):
+    """bool, every integer and every float, also where PyTorch has none (pytorch#33086, pytorch#107412)."""
+    rng = np.random.default_rng(3000 + cases.NAMES.index(name))
+    for _ in range(DRAWS // 5):
+        case = cases.draw(rng, name, beyond=True)
+        x = cases.to_torch(case.array())
+        if x.dtype is torch.bool and "avg" in name:
+            with pytest.raises(TypeError, match=f"{name}: the average of dtype=bool"):
+                run(case, x)
+        else:
+            cases.assert_same(tuple(map(cases.from_torch, run(case, x))), case.call_oracle(), case)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_gradients_equal_pytorch(name):
+    """Gradients of drawn calls in float64, the first maximum's on ties (tensorflow#51682)."""
+    rng = np.random.default_rng(4000 + cases.NAMES.index(name))
+    judged = 0
+
+    def real(a):
+        return a.astype(np.float64) if isinstance(a, np.ndarray) and oracle.is_float(a.dtype) else a
+
+    while judged < GRADIENTS:
+        case = cases.draw(rng, name)
+        values = rng.uniform(0.5, 3, case.values.shape) if "lp" in name else case.values.astype(np.float64)
+        kwargs = {key: real(a) for key, a in case.kwargs.items()}
+        case = replace(case, values=values, args=tuple(map(real, case.args)), kwargs=kwargs)
+        if spoiled(case, gradient=True):
+            continue
+        judged += 1
+        x = cases.to_torch(case.array()).clone().requires_grad_()
+        y, *rest = run(case, x)
+        assert not any(r.requires_grad for r in rest)
+        grad = rng.integers(-9, 10, y.shape).astype(np.float64)
+        wanted = case.torch_gradient(grad)
+        y.backward(cases.to_torch(grad))
+        assert x.grad.dtype == x.dtype
+        np.testing.assert_allclose(
+            x.grad.numpy(), wanted, rtol=1e-11, atol=0 if "max" in name else 1e-11, err_msg=str(case)
+        )
+
+
+def samples(x, n):
+    lead = x.shape[:-n] if x.dim() == n + 2 else (1, *x.shape[:-n])
+    return seeded(*lead, n) - 0.5
+
+
+# name -> shape of the pooled axes and the arguments; overlapping, padded, ceil mode, indices left out
+def differentiable():
+    size = {1: (7,), 2: (5, 4), 3: (4, 3, 4)}
+    for n in (1, 2, 3):
+        spatial = size[n]
+        yield f"max_pool{n}d", spatial, (3, 2, 1, 1, True), {}
+        yield f"max_pool{n}d", spatial, (2, 1, 1, 2), {}
+        yield f"avg_pool{n}d", spatial, (3, 2, 1, True, False), {}
+        yield f"avg_pool{n}d", spatial, (2, 2, 1), {"divisor_override": -3}
+        yield f"lp_pool{n}d", spatial, (2, 2), {}
+        yield f"lp_pool{n}d", spatial, (3.5, 2, 1, True), {}
+        yield f"lp_pool{n}d", spatial, (inf, 2), {}
+        yield f"adaptive_max_pool{n}d", spatial, (3,), {}
+        yield f"adaptive_avg_pool{n}d", spatial, (3,), {}
+        if n > 1:
+            yield f"fractional_max_pool{n}d", spatial, (2, 2), {}
+    for reduce in ("max", "min", "avg", "sum", "lp"):
+        yield "pool", (4, 5), ((3, 2),), {"reduce": reduce, "padding": "same", "stride": 2}
+        yield "adaptive_pool", (4, 5), ((3, 2),), {"reduce": reduce}
+
+
+DIFFERENTIABLE = list(differentiable())
+IDS = [f"{name}-{args}-{kwargs.get('reduce', '')}" for name, _, args, kwargs in DIFFERENTIABLE]
+
+
+def function(name, args, kwargs, x):
+    """The call as a function of the input alone."""
+    if "fractional" in name:
+        kwargs = kwargs | {"_random_samples": samples(x, int(name[-2]))}
+    return lambda x: getattr(ndpool, name)(x, *args, **kwargs)
+
+
+@pytest.mark.parametrize("batch", [2, None])
+@pytest.mark.parametrize(("name", "spatial", "args", "kwargs"), DIFFERENTIABLE, ids=IDS)
+def test_first_and_second_derivatives(name, spatial, args, kwargs, batch):
+    """pytorch#4497, jax#274: reverse, forward and second derivatives agree with finite differences."""
+    x = seeded(*(() if batch is None else (batch,)), 2, *spatial).requires_grad_()
+    pool = function(name, args, kwargs, x.detach())
+    assert gradcheck(
+        pool, (x,), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True
+    )
+    assert gradgradcheck(pool, (x,), check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_unpooling_derivatives(n):
+    x = seeded(2, 3, *[5] * n)
+    values, indices = getattr(ndpool, f"max_pool{n}d")(x, 2, return_indices=True)
+    values.requires_grad_()
+
+    def unpool(values):
+        return getattr(ndpool, f"max_unpool{n}d")(values, indices, 2, output_size=x.shape)
+
+    assert gradcheck(unpool, (values,), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(unpool, (values,), check_fwd_over_rev=True)
+    assert torch.equal(vmap(unpool)(values[None]), unpool(values)[None])
+
+
+@pytest.mark.parametrize(("name", "spatial", "args", "kwargs"), DIFFERENTIABLE, ids=IDS)
+def test_transforms(name, spatial, args, kwargs):
+    """pytorch#112853, functorch#1019: vmap has a rule, and vmap(jvp(vjp)) is right for odd strides."""
+    batches = seeded(3, 2, 2, *spatial).movedim(
+        0, -1
+    )  # the mapped axis is the innermost: nothing is contiguous
+    x, t = batches[..., 0], batches[..., 1]
+    pool = function(name, args, kwargs, x)
+
+    def both(x, t, ct):
+        return jvp(lambda x: vjp(pool, x)[1](ct)[0], (x,), (t,))[1]
+
+    y = pool(x)
+    ct = seeded(*y.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mapped = vmap(pool, in_dims=-1)(batches)
+        together = vmap(both, in_dims=(-1, None, None))(batches, t, ct)
+        twice = vmap(vmap(pool, in_dims=-1), in_dims=0)(batches[None])
+        per_sample = vmap(grad(lambda x: (pool(x) ** 2).sum()), in_dims=-1)(batches)
+    torch.testing.assert_close(mapped, torch.stack([pool(b) for b in batches.unbind(-1)]))
+    torch.testing.assert_close(twice[0], mapped)
+    torch.testing.assert_close(together, torch.stack([both(b, t, ct) for b in batches.unbind(-1)]))
+    leaf = batches.clone().requires_grad_()
+    wanted = torch.autograd.grad(sum((pool(b) ** 2).sum() for b in leaf.unbind(-1)), leaf)[0]
+    torch.testing.assert_close(per_sample.movedim(0, -1), wanted)
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "lp_pool2d", "adaptive_avg_pool2d"])
+def test_hessian_and_jacobians(name):
+    """jax#628: curvature of a pooled scalar, by both modes."""
+    args = (3.0, 2) if "lp" in name else (2,)
+    x = seeded(1, 4, 4)
+    pool = partial(getattr(ndpool, name))
+
+    def scalar(x):
+        return (pool(x, *args) ** 3).sum()
+
+    theirs = hessian(lambda x: (getattr(F, name)(x, *args) ** 3).sum())(x)
+    torch.testing.assert_close(hessian(scalar)(x), theirs)
+    assert theirs.abs().sum() > 0
+    torch.testing.assert_close(jacfwd(scalar)(x), jacrev(scalar)(x))
+
+
+def test_forward_mode_duals():
+    """Dual tensors without torch.func, also where the tangent is a zero without memory."""
+    x, t = seeded(1, 2, 6, 6), seeded(1, 2, 6, 6) * 2
+    for pool in (ndpool.max_pool2d, ndpool.avg_pool2d):
+        with forward_ad.dual_level():
+            y = pool(forward_ad.make_dual(x, t), 2)
+            torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, pool(t, 2))
+            still = pool(forward_ad.make_dual(x, torch._efficientzerotensor(x.shape, dtype=x.dtype)), 2)
+            tangent = forward_ad.unpack_dual(still).tangent
+            assert tangent is None or not tangent.any()
+            assert forward_ad.unpack_dual(pool(x, 2)).tangent is None
+
+
+@pytest.mark.parametrize("name", [name for name in cases.NAMES if "unpool" not in name])
+def test_empty_batch(name):
+    """pytorch#64306: an empty batch goes forward, backward and twice backward."""
+    n = int(name[-2])
+    args = (2, 2) if "lp" in name or "fractional" in name else (2,)
+    x = torch.zeros(0, 3, *[6] * n, dtype=torch.float64, requires_grad=True)
+    y = getattr(ndpool, name)(x, *args)
+    (g,) = torch.autograd.grad(y.sum() + (y**2).sum(), x, create_graph=True)
+    assert g.shape == x.shape
+    (gg,) = torch.autograd.grad((g**2).sum(), x, allow_unused=True)
+    assert gg is None or gg.shape == x.shape
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["max", "avg"])
+def test_empty_output_has_zero_gradient(kind, n):
+    """pytorch#78868: what gives nothing gets a gradient of zeros."""
+    x = torch.ones(2, 3, *[4] * n, requires_grad=True)
+    y = getattr(ndpool, f"adaptive_{kind}_pool{n}d")(x, 0)
+    y.sum().backward()
+    assert not x.grad.any()
+    assert x.grad.shape == x.shape
+
+
+def test_empty_window_sends_no_gradient():
+    """A hole that dilation leaves is -inf and moves nothing (pytorch#114216)."""
+    x = torch.ones(1, 3, 3, dtype=torch.float64, requires_grad=True)
+    y = ndpool.max_pool2d(x, (1, 2), stride=(3, 1), padding=(0, 1), dilation=(1, 4))
+    assert (y == -inf).all()
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert not g.any()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+        y = ndpool.max_pool2d(dual, (1, 2), stride=(3, 1), padding=(0, 1), dilation=(1, 4))
+        assert not forward_ad.unpack_dual(y).tangent.any()
+
+
+def test_indices_leave_the_gradient_alone():
+    """torchax#32: with and without return_indices, the same bits."""
+    x = seeded(2, 3, 9, 9, dtype=torch.float32)
+    grads = []
+    for indices in (False, True):
+        leaf = x.clone().requires_grad_()
+        y = ndpool.max_pool2d(leaf, 3, 1, 1, return_indices=indices)
+        (y[0] if indices else y).cos().sum().backward()
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("taps", [127, 128, 255, 256, 257, 300])
+def test_wide_windows(taps):
+    """pytorch#131659: offsets around a byte's limits lead gradients where PyTorch's go."""
+    x = seeded(2, 2, 700).requires_grad_()
+    ours = ndpool.max_pool1d(x, taps, 7, taps // 2)
+    theirs = F.max_pool1d(x, taps, 7, taps // 2)
+    weights = seeded(*ours.shape)
+    got, wanted = (torch.autograd.grad((y * weights).sum(), x)[0] for y in (ours, theirs))
+    assert torch.equal(got, wanted)
+    torch.testing.assert_close(jvp(lambda x: ndpool.max_pool1d(x, taps, 7, taps // 2), (x,), (x,))[1], ours)
+
+
+def test_cropped_windows():
+    """A window far wider than its input keeps its gradient and its tangent."""
+    x = seeded(2, 3, 6, 5).requires_grad_()
+
+    def pool(x):
+        return ndpool.pool(x, (301, 7), stride=(5, 2), padding=((150, 150), (3, 3)))
+
+    assert gradcheck(pool, (x,), check_forward_ad=True)
+    assert gradgradcheck(pool, (x,))
+
+
+def saved_bytes(call):
+    total = 0
+
+    def pack(t):
+        nonlocal total
+        total += t.numel() * t.element_size()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        call()
+    return total
+
+
+@pytest.mark.parametrize("args", [(2,), (3, 2, 1)])
+def test_saved_memory(args):
+    """pytorch#85485, pytorch#103785: a byte per output is saved, not the input; averages save nothing."""
+    x = torch.rand(2, 8, 32, 32, requires_grad=True)
+    ours, theirs = (saved_bytes(lambda f=f: f(x, *args)) for f in (ndpool.max_pool2d, F.max_pool2d))
+    assert 0 < ours <= theirs / 8
+    assert ours == F.max_pool2d(x, *args).numel()
+    for name in ("avg_pool2d", "adaptive_avg_pool2d"):
+        assert saved_bytes(lambda name=name: getattr(ndpool, name)(x, 2)) == 0
+    assert saved_bytes(lambda: ndpool.max_pool2d(x, 17, 1)) == 4 * F.max_pool2d(x, 17, 1).numel()
+
+
+DETERMINISTIC = [
+    ("max_pool3d", 3, (3, 2, 1)),
+    ("avg_pool3d", 3, (3, 2, 1)),
+    ("adaptive_max_pool1d", 1, (8,)),
+    ("adaptive_max_pool2d", 2, (7,)),
+    ("adaptive_avg_pool2d", 2, ((None, 1),)),
+    ("adaptive_avg_pool2d", 2, (7,)),
+    ("adaptive_avg_pool3d", 3, (5,)),
+    ("lp_pool2d", 2, (2, 3, 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "n", "args"), DETERMINISTIC)
+def test_deterministic(name, n, args):
+    """pytorch#50198, #131972, #59783, #110698, #84860: the same bits on every run and any thread count."""
+    x = torch.rand(4, 16, *{1: (999,), 2: (61, 53), 3: (19, 18, 17)}[n])
+    results = []
+    threads = ndpool.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for workers in (1, 2, 3, 2, 1):
+                ndpool.set_num_threads(workers)
+                leaf = x.clone().requires_grad_()
+                y = getattr(ndpool, name)(leaf, *args)
+                (g,) = torch.autograd.grad((y * y).sum(), leaf, create_graph=True)
+                (gg,) = torch.autograd.grad((g * g).sum(), leaf)
+                results.append((y.detach(), g.detach(), gg))
+    finally:
+        torch.use_deterministic_algorithms(False)
+        ndpool.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
+
+
+def test_unpooling_repeated_indices():
+    """pytorch#78249: of repeated indices the last stays, on every run."""
+    values = torch.rand(2, 3, 40, 40)
+    indices = torch.randint(0, 50, values.shape)
+    wanted = torch.from_numpy(oracle.max_unpool(values.numpy(), indices.numpy(), (80, 80)))
+    torch.use_deterministic_algorithms(True)
+    try:
+        for _ in range(20):
+            assert torch.equal(ndpool.max_unpool2d(values, indices, 2), wanted)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_halves_accumulate_wide():
+    """cubek#639: gradients of halves that meet are added in float32."""
+    for dtype in (torch.float16, torch.bfloat16):
+        x = torch.zeros(1, 1, 1, dtype=dtype, requires_grad=True)
+        ndpool.adaptive_avg_pool2d(x, 64).sum().backward()
+        assert x.grad.item() == 4096
+
+
+def test_autocast():
+    """Poolings keep the dtype of their input under autocast, forward and backward."""
+    x = torch.rand(2, 3, 8, 8, 8, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = x.to(torch.bfloat16)
+        for name in ("max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "adaptive_max_pool3d"):
+            y = getattr(ndpool, name)(half, 2)
+            assert y.dtype is torch.bfloat16
+            assert getattr(ndpool, name)(x, 2).dtype is torch.float32
+            (g,) = torch.autograd.grad(y.sum(), x)
+            assert g.dtype is torch.float32
+        y = ndpool.lp_pool3d(half, 2, 2)
+        assert y.dtype is torch.bfloat16
+        assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
+
+
+def test_checkpoint_hooks_retain_and_anomalies():
+    """What training loops wrap around a pooling: pytorch#111466."""
+    from torch.utils.checkpoint import checkpoint
+
+    x = seeded(2, 3, 8, 8).requires_grad_()
+
+    def net(x):
+        return ndpool.avg_pool2d(ndpool.max_pool2d(x.sin(), 3, 1, 1), 2).cos()
+
+    wanted = torch.autograd.grad(net(x).sum(), x)[0]
+    assert torch.equal(torch.autograd.grad(checkpoint(net, x, use_reentrant=False).sum(), x)[0], wanted)
+    y = net(x)
+    seen = []
+    y.grad_fn.next_functions[0][0].register_hook(lambda *_: seen.append(1))
+    x.register_hook(lambda g: seen.append(g.shape))
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly(check_nan=True):
+        first = torch.autograd.grad(net(x).sum(), x)[0]
+    assert torch.equal(first, wanted)
+    for _ in range(2):
+        assert torch.equal(torch.autograd.grad(y.sum(), x, retain_graph=True)[0], wanted)
+    assert x.shape in seen
+
+
+def test_modes_without_gradients():
+    x = torch.rand(1, 2, 6, 6, requires_grad=True)
+    with torch.no_grad():
+        assert not ndpool.max_pool2d(x, 2).requires_grad
+    with torch.inference_mode():
+        assert ndpool.max_pool2d(x, 2).is_inference()
+    assert ndpool.max_pool2d(x, 2).requires_grad
+    assert not ndpool.max_pool2d(x, 2, return_indices=True)[1].requires_grad
+    assert isinstance(ndpool.avg_pool2d(torch.nn.Parameter(x.detach()), 2), torch.Tensor)
+    assert not ndpool.max_pool2d(torch.arange(16).reshape(1, 4, 4), 2).requires_grad
+
+
+def test_odd_memory():
+    """Negated views, misaligned memory and expanded tensors are read as their values."""
+    z = torch.randn(1, 2, 6, 6, dtype=torch.complex64)
+    negated = z.conj().imag
+    assert negated.is_neg()
+    assert torch.equal(ndpool.max_pool2d(negated, 2), F.max_pool2d(negated, 2))
+    raw = np.zeros(4 * 2 * 36 + 1, np.uint8)[1:].view(np.float32).reshape(1, 2, 6, 6)
+    raw[...] = np.random.default_rng(0).random(raw.shape)
+    odd = torch.from_numpy(raw)
+    assert odd.data_ptr() % 4
+    assert torch.equal(ndpool.avg_pool2d(odd, 2), ndpool.avg_pool2d(odd.clone(), 2))
+    wide = torch.rand(1, 1, 6, 6).expand(3, 5, 6, 6).requires_grad_()
+    ndpool.max_pool2d(wide, 2).sum().backward()
+    assert wide.grad.sum() == 3 * 5 * 9
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(
+    "family", ["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "max_unpool"]
+)
+def test_channels_last_stays(family, n):
+    """pytorch#61544: channels-last in, channels-last out, gradient included, in 2-D and 3-D."""
+    form = torch.channels_last if n == 2 else torch.channels_last_3d
+    x = torch.rand(2, 3, *[6] * n).to(memory_format=form).requires_grad_()
+    args = (2,)
+    if family == "max_unpool":
+        args = (torch.arange(6**n).reshape([6] * n).expand(x.shape), 2)
+    y = getattr(ndpool, f"{family}{n}d")(x, *args)
+    assert y.is_contiguous(memory_format=form)
+    (g,) = torch.autograd.grad(y.sum(), x)
+    assert g.is_contiguous(memory_format=form) or family == "max_unpool"
+
+
+def test_out_and_dtype():
+    """Results in the caller's memory and type, as on NumPy."""
+    x = torch.arange(32, dtype=torch.int32).reshape(2, 4, 4)
+    wanted = ndpool.avg_pool2d(x.numpy(), 2, dtype="float64")
+    got = ndpool.avg_pool2d(x, 2, dtype=torch.float64)
+    assert got.dtype is torch.float64
+    np.testing.assert_array_equal(got.numpy(), wanted)
+    out = torch.zeros(2, 2, 2, dtype=torch.float64)
+    assert ndpool.avg_pool2d(x, 2, dtype=torch.float64, out=out) is out
+    assert torch.equal(out, got)
+    pair = (torch.zeros(2, 2, 2, dtype=torch.int32), torch.zeros(2, 2, 2, dtype=torch.int64))
+    assert ndpool.max_pool2d(x, 2, return_indices=True, out=pair) is pair
+    assert all(map(torch.equal, pair, ndpool.max_pool2d(x, 2, return_indices=True)))
+    assert ndpool.pool(x, (2, 2), reduce="sum").dtype is torch.int64
+    assert ndpool.pool(x.to(torch.uint8), (2, 2), reduce="sum").dtype is torch.uint64
+    assert ndpool.pool(x, (2, 2), reduce="max", dtype=torch.float32).dtype is torch.float32
+    inside = torch.rand(2, 4, 4)
+    copy = inside.clone()
+    ndpool.max_pool2d(inside, 2, 1, out=inside[:, :3, :3])
+    assert torch.equal(inside[:, :3, :3], ndpool.max_pool2d(copy, 2, 1))
+    leaf = torch.rand(2, 4, 4, dtype=torch.float64, requires_grad=True)
+    for dtype in (torch.float32, torch.float64):
+        assert ndpool.avg_pool2d(leaf, 2, dtype=dtype).dtype is dtype
+    half = torch.rand(2, 4, 4).half().requires_grad_()
+    (g,) = torch.autograd.grad(ndpool.avg_pool2d(half, 2, dtype=torch.float32).sum(), half)
+    assert g.dtype is torch.float16
+    assert (g == 0.25).all()
+
+
+def test_general_functions():
+    """Any axes, any reduction, and back."""
+    x = torch.rand(3, 6, 5, 2, dtype=torch.float64)
+    for reduce in ("max", "min", "avg", "sum", "lp"):
+        for axes in ((1, 2), (2, 0), (3,), (0, 1, 2, 3)):
+            window = (2,) * len(axes)
+            got = ndpool.pool(x, window, reduce=reduce, axes=axes, padding="same", stride=1)
+            wanted = ndpool.pool(x.numpy(), window, reduce=reduce, axes=axes, padding="same", stride=1)
+            np.testing.assert_array_equal(got.numpy(), wanted)
+            got = ndpool.adaptive_pool(x, 2, reduce=reduce, axes=axes)
+            np.testing.assert_array_equal(
+                got.numpy(), ndpool.adaptive_pool(x.numpy(), 2, reduce=reduce, axes=axes)
+            )
+    values, indices = ndpool.pool(x, (2, 2), axes=(0, 2), return_indices=True)
+    back = ndpool.unpool(values, indices, (3, 5), axes=(0, 2))
+    assert torch.equal(torch.where(back != 0, x, 0), back)
+    assert (back != 0).sum() == values.numel()
+
+
+def test_fractional_samples_and_seeds():
+    """pytorch#51622, pytorch#183249: one shape of samples, and calls that can be repeated."""
+    x = torch.rand(2, 3, 20, 20)
+    torch.manual_seed(1)
+    theirs = F.fractional_max_pool2d(x, 3, 7)
+    torch.manual_seed(1)
+    assert torch.equal(ndpool.fractional_max_pool2d(x, 3, 7), theirs)
+    once = ndpool.fractional_max_pool2d(x, 3, 7, generator=5)
+    assert torch.equal(once, ndpool.fractional_max_pool2d(x, 3, 7, generator=5))
+    assert torch.equal(
+        once, ndpool.fractional_max_pool2d(x, 3, 7, generator=torch.Generator().manual_seed(5))
+    )
+    assert not torch.equal(once, ndpool.fractional_max_pool2d(x, 3, 7, generator=6))
+    mapped = vmap(lambda x: ndpool.fractional_max_pool2d(x, 3, 7, generator=5), randomness="same")(x[None])
+    assert torch.equal(mapped[0], once)
+    with pytest.raises(ValueError, match=r"_random_samples must have shape \(1, 3, 2\)"):
+        ndpool.fractional_max_pool2d(x[0], 3, 7, _random_samples=torch.rand(3, 2))
+    with pytest.raises(TypeError, match="generator must be"):
+        ndpool.fractional_max_pool2d(x, 3, 7, generator="seed")
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(lambda x: ndpool.fractional_max_pool2d(x, 3, 7))(x[None])
+
+
+X = torch.rand(1, 2, 6, 6)
+AT = torch.zeros(1, 2, 6, 6, dtype=torch.int64)
+WRONG = [
+    ("max_pool2d", (X.to(torch.complex64), 2), {}, TypeError, "no pooling for dtype=torch.complex64"),
+    ("max_pool2d", (X.to_sparse(), 2), {}, TypeError, "layout=torch.sparse_coo"),
+    ("max_pool2d", (X, 2), {"out": X}, ValueError, "out must have shape"),
+    ("max_pool2d", (X, 2), {"out": AT[..., :3, :3]}, TypeError, "out must have dtype"),
+    ("max_pool2d", (X, 1), {"out": X[..., :1].expand(X.shape)}, ValueError, "out must not be expanded"),
+    ("max_pool2d", (X, 2), {"out": 3}, TypeError, "out must be a tensor"),
+    ("max_pool2d", (X, 1), {"out": X.clone().requires_grad_()}, ValueError, "must not require"),
+    ("max_pool2d", (X.clone().requires_grad_(), 1), {"out": X}, ValueError, "derivative"),
+    ("max_pool2d", (X, 1, 1, 0, 1, False, True), {"out": X}, TypeError, "pair"),
+    ("max_pool2d", (AT, 1, 1, 0, 1, False, True), {"out": (AT, AT)}, ValueError, "share no memory"),
+    ("avg_pool2d", (X, 2), {"dtype": "float64"}, TypeError, "dtype must be a torch.dtype"),
+    ("avg_pool2d", (X, 2), {"dtype": torch.int32}, TypeError, "cannot be given"),
+    ("max_unpool2d", (X, AT - 1, 1), {}, ValueError, "got index -1"),
+    ("max_unpool2d", (X, AT.float(), 1), {}, TypeError, "indices must be integers"),
+    ("max_unpool2d", (X, AT[:, :1], 1), {}, ValueError, "indices must have the input's shape"),
+    ("max_unpool2d", (X, AT.numpy(), 1), {}, TypeError, "indices must be a tensor"),
+    ("lp_pool2d", (AT, -2, 2), {}, ValueError, "norm_type must be positive"),
+    ("fractional_max_pool2d", (X, 2, 2), {"_random_samples": X.numpy()}, TypeError, "must be a tensor"),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "error", "message"), WRONG)
+def test_errors(name, args, kwargs, error, message):
+    """pytorch#132041: one error, before anything is computed."""
+    with pytest.raises(error, match=message):
+        getattr(ndpool, name)(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kernel", [0, -1, 9, 2.0, (2, 2, 2), True])
+def test_errors_are_numpys(kernel):
+    """The same words for any kind of array."""
+    told = []
+    for x in (X, X.numpy()):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            ndpool.max_pool2d(x, kernel)
+        told.append((caught.type, str(caught.value)))
+    assert told[0] == told[1]
+
+
+def test_signature_of_every_name_takes_tensors():
+    for name in cases.NAMES:
+        assert "input" in inspect.signature(getattr(ndpool, name)).parameters
+
+
+def test_other_devices_go_through_the_cpu(monkeypatch):
+    """A device without kernels is served by the CPU's and told so once; results are back on the device."""
+    from ndpool.frameworks import _torch_kernels as kernels
+
+    class Elsewhere(torch.Tensor):
+        is_cpu, device = False, torch.device("meta")
+
+        def cpu(self):
+            return self.as_subclass(torch.Tensor)
+
+    x = seeded(1, 2, 6, 6)
+    seen = []
+    monkeypatch.setattr(kernels, "_warned", set())
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: seen.append(self) or device)
+    plan = ndpool.geometry.sliding("max_pool2d", (6, 6), 2, 2, 0, 1, False, strict=True)
+    args = ((2, 3), plan, ndpool.reductions.REDUCTIONS["max"], x.dtype)
+    with pytest.warns(UserWarning, match="no kernels for meta: such tensors are pooled on the CPU"):
+        assert kernels.pool(x.as_subclass(Elsewhere), *args) == torch.device("meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kernels.pool(x.as_subclass(Elsewhere), *args)
+    monkeypatch.undo()
+    assert len(seen) == 2
+    assert all(torch.equal(y, F.max_pool2d(x, 2)) for y in seen)
+
+
+def test_torch_is_not_imported_for_others():
+    code = "import sys, numpy as np, ndpool; ndpool.max_pool2d(np.ones((1, 4, 4)), 2)"
+    assert run_python(code + "; print('torch' in sys.modules)").strip() == "False"

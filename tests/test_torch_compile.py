@@ -1,0 +1,381 @@
+"""What PyTorch's compilers see: operators with shape functions, derivatives and rules, and no graph breaks.
+
+Every registered operator passes PyTorch's own check; compiled, exported and fake calls of every function
+agree with eager ones, gradients included, for sizes that are numbers and for sizes that are symbols.
+"""
+
+from __future__ import annotations
+
+import warnings
+from math import inf
+
+import numpy as np
+import pytest
+
+import cases
+import ndpool
+from helpers import run_python
+
+torch = pytest.importorskip("torch")
+from torch._dynamo.testing import CompileCounter  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+]
+F = torch.nn.functional
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def rand(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
+SPATIAL = {1: (13,), 2: (9, 8), 3: (5, 6, 5)}
+CALLS = [
+    (f"{family}{n}d", SPATIAL[n], args, kwargs)
+    for n in (1, 2, 3)
+    for family, args, kwargs in [
+        ("max_pool", (3, 2, 1), {}),
+        ("max_pool", (2,), {"ceil_mode": True, "return_indices": True}),
+        ("avg_pool", (3, 2, 1, True), {"count_include_pad": False}),
+        ("avg_pool", ((2,) * n,), {"dtype": torch.float64}),
+        ("lp_pool", (2, 3), {"stride": 2}),
+        ("lp_pool", (inf, [2] * n), {}),
+        ("adaptive_max_pool", (3,), {"return_indices": True}),
+        ("adaptive_avg_pool", ((None, 3, 2)[-n:],), {}),
+    ]
+    + [("fractional_max_pool", (2, 3), {"generator": 3})] * (n > 1)
+] + [
+    ("pool", (7, 6), ((3, 2),), {"reduce": reduce, "padding": "same", "axes": (-1, 0)})
+    for reduce in ("max", "min", "avg", "sum", "lp")
+]
+IDS = [f"{name}-{args}" for name, _, args, _ in CALLS]
+
+
+def call(name, args, kwargs):
+    def pool(x):
+        return getattr(ndpool, name)(x, *args, **kwargs)
+
+    return pool
+
+
+def values(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
+def assert_equal(got, wanted):
+    for a, b in zip(values(got), values(wanted), strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        torch.testing.assert_close(a, b, rtol=0 if a.dtype is torch.int64 else 1e-6, atol=0)
+
+
+def gradient(pool, x):
+    leaf = x.clone().requires_grad_()
+    y = values(pool(leaf))[0]
+    (g,) = torch.autograd.grad((y * y).sum(), leaf)
+    return g
+
+
+# Sizes as symbols in one to three dimensions, as numbers in two.
+COMPILED = [(*c, True) for c in CALLS] + [(*c, False) for c in CALLS if len(c[1]) == 2]
+
+
+@pytest.mark.parametrize(("name", "spatial", "args", "kwargs", "dynamic"), COMPILED)
+def test_compiled_equals_eager(name, spatial, args, kwargs, dynamic):
+    """pytorch#94775, pytorch#143801: one graph, eager's values, layouts and gradients, any size."""
+    pool = call(name, args, kwargs)
+    compiled = torch.compile(pool, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    x = rand(2, 3, *spatial)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+        assert_equal(compiled(x), pool(x))
+        torch.testing.assert_close(gradient(compiled, x), gradient(pool, x), rtol=1e-6, atol=0)
+    other = rand(5, 2, *(size + 2 for size in spatial), seed=1)
+    assert_equal(compiled(other), pool(other))
+
+
+INDUCTOR = [
+    ("avg_pool2d", (3, 2, 1, True), {}),
+    ("max_pool2d", (3, 2, 1), {}),
+    ("adaptive_avg_pool2d", (3,), {}),
+    ("fractional_max_pool2d", (2, 3), {"generator": 3}),
+]
+
+
+def test_inductor():
+    """pytorch#198119, pytorch#183249: gradients of ceil-mode averages, samples from a seed, in one graph."""
+
+    def net(x):
+        return sum(
+            getattr(ndpool, name)(x.sin(), *args, **kwargs).sum(0).sum((-1, -2))
+            for name, args, kwargs in INDUCTOR
+        )
+
+    x = rand(2, 3, 8, 8)
+    compiled = torch.compile(net, fullgraph=True)
+    torch.testing.assert_close(compiled(x), net(x))
+    torch.testing.assert_close(gradient(compiled, x), gradient(net, x))
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"])
+def test_no_recompilation_per_batch(name):
+    """One graph serves every batch size once it was seen to vary."""
+    counter = CompileCounter()
+    compiled = torch.compile(call(name, (2,), {}), fullgraph=True, backend=counter)
+    for batch in (2, 3, 5, 8, 13, 21):
+        x = rand(batch, 3, 8, 8)
+        assert_equal(compiled(x), getattr(ndpool, name)(x, 2))
+    assert counter.frame_count <= 2
+    assert counter.op_count == counter.frame_count
+    whole = torch.compile(call(name, (2,), {}), fullgraph=True, dynamic=True, backend="eager")
+    whole(rand(2, 3, 8, 11))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for batch in (3, 5, 8):
+            whole(rand(batch, 4, 9, 12))
+
+
+def test_channels_last_compiled():
+    """The memory format passes through a graph, gradient included."""
+    x = rand(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    for name in ("max_pool2d", "avg_pool2d", "adaptive_max_pool2d"):
+        pool = call(name, (2,), {})
+        compiled = torch.compile(pool, fullgraph=True, backend="aot_eager")
+        assert compiled(x).is_contiguous(memory_format=torch.channels_last)
+        g = gradient(compiled, x)
+        assert g.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(g, gradient(pool, x), rtol=1e-6, atol=0)
+
+
+def test_unpooling_compiled():
+    x = rand(2, 3, 8, 8)
+
+    def there_and_back(x):
+        y, at = ndpool.max_pool2d(x, 2, return_indices=True)
+        return ndpool.max_unpool2d(y * y, at, 2, output_size=x.shape)
+
+    for dynamic in (False, True):
+        compiled = torch.compile(there_and_back, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        assert_equal(compiled(x), there_and_back(x))
+        torch.testing.assert_close(gradient(compiled, x), gradient(there_and_back, x))
+
+
+def test_random_samples_compiled():
+    """pytorch#183249: without samples, compiled and eager draw the same ones from PyTorch's generator."""
+    x = rand(2, 3, 12, 12)
+
+    def twice(x):
+        return ndpool.fractional_max_pool2d(x, 2, 5), ndpool.fractional_max_pool2d(x, 2, 5)
+
+    compiled = torch.compile(twice, fullgraph=True)
+    torch.manual_seed(7)
+    wanted = twice(x)
+    torch.manual_seed(7)
+    got = compiled(x)
+    assert_equal(got, wanted)
+    assert not torch.equal(*got)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict):
+    """An exported program runs for other batches, and can be differentiated."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            y = ndpool.max_pool2d(x, 3, 2, 1)
+            return ndpool.adaptive_avg_pool2d(ndpool.avg_pool2d(y, 2, ceil_mode=True), 1)
+
+    x = rand(2, 3, 16, 16)
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(Net(), (x,), dynamic_shapes={"x": {0: batch}}, strict=strict)
+    other = rand(7, 3, 16, 16, seed=2)
+    module = program.module()
+    assert_equal(module(other), Net()(other))
+    assert sum("ndpool" in str(node.target) for node in program.graph.nodes) == 3
+    torch.testing.assert_close(gradient(module, other), gradient(Net(), other))
+
+
+@pytest.mark.parametrize(("name", "spatial", "args", "kwargs"), CALLS, ids=IDS)
+def test_fake_and_meta_tensors(name, spatial, args, kwargs):
+    """Shapes, dtypes and strides without a value computed."""
+    pool = call(name, args, kwargs)
+    x = rand(2, 3, *spatial)
+    wanted = [(y.shape, y.dtype, y.stride()) for y in values(pool(x))]
+    with FakeTensorMode() as mode:
+        got = values(pool(mode.from_tensor(x)))
+    assert [(y.shape, y.dtype, y.stride()) for y in got] == wanted
+    if "fractional" not in name:
+        meta = values(pool(x.to("meta")))
+        assert [(y.shape, y.dtype, y.stride()) for y in meta] == wanted
+        assert all(y.is_meta for y in meta)
+
+
+def test_fake_tensors_of_other_devices():
+    """Shapes and devices are known without the device."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = torch.empty(2, 3, 8, 8, device="cuda")
+        y, at = ndpool.max_pool2d(x, 2, return_indices=True)
+    assert (y.shape, y.device.type, at.device.type) == ((2, 3, 4, 4), "cuda", "cuda")
+
+
+def test_dispatch_modes_see_operators():
+    """A mode that counts operators counts these."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x = rand(1, 2, 6, 6)
+    with Watch():
+        y = ndpool.max_pool2d(x, 2)
+    assert torch.equal(y, ndpool.max_pool2d(x, 2))
+    assert seen == ["ndpool.pool.default"]
+
+
+def test_subclasses_keep_their_class():
+    class Image(torch.Tensor):
+        pass
+
+    x = rand(1, 2, 6, 6).as_subclass(Image)
+    y = ndpool.max_pool2d(x, 2)
+    assert type(y) is Image
+    assert torch.equal(y, F.max_pool2d(x, 2))
+
+
+OPERATORS = {
+    "pool": lambda x: (x, [2, 3], "max_pool2d", "max", W, x.dtype, 0, 0.0),
+    "pool.avg": lambda x: (x, [2, 3], "avg_pool2d", "avg", W, x.dtype, 0, 0.0),
+    "pool.lp": lambda x: (x, [2, 3], "lp_pool2d", "lp", W, x.dtype, 0, 3.0),
+    "pool.adaptive": lambda x: (x, [2, 3], "adaptive_avg_pool2d", "avg", [3, 4], x.dtype, 0, 0.0),
+    "pool_offsets": lambda x: (x, [2, 3], "max_pool2d", "max", W),
+    "pool_offsets.adaptive": lambda x: (x, [2, 3], "adaptive_max_pool2d", "max", [3, 4]),
+    "pool_indices": lambda x: (x.detach(), [2, 3], "max_pool2d", "max", W),
+    "spread": lambda x: (x, [2, 3], "avg_pool2d", "avg", W, [13, 11], 0, False),
+    "spread_picks": lambda x: (
+        x,
+        AT[None, None].expand(x.shape).contiguous(),
+        [2, 3],
+        "max_pool2d",
+        "max",
+        W,
+        [13, 11],
+        False,
+    ),
+    "gather": lambda x: (
+        x,
+        AT[None, None, :4, :3].expand(2, 3, 4, 3).contiguous(),
+        [2, 3],
+        "max_pool2d",
+        "max",
+        W,
+        False,
+    ),
+    "unpool": lambda x: (x, torch.arange(42).reshape(7, 6).expand(x.shape), [2, 3], "max_unpool2d", [14, 12]),
+    "fractional": lambda x: (
+        x.detach(),
+        rand(2, 3, 2) - 0.5,
+        [2, 3],
+        "fractional_max_pool2d",
+        [2, 2],
+        [3, 3],
+    ),
+    "random_samples": lambda x: (x.detach(), [2, 3, 2], torch.float32, 5),
+}
+W = [3, 3, 2, 2, 1, 1, 1, 1, 1, 1, 0, 1]
+AT = torch.full((7, 6), 4, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_opcheck(operator, form):
+    """pytorch#136332: schema, shapes, autograd registration and tracing, by PyTorch's own check."""
+    op = getattr(torch.ops.ndpool, operator.partition(".")[0]).default
+    x = rand(2, 3, 7, 6).to(memory_format=form).requires_grad_()
+    torch.library.opcheck(op, OPERATORS[operator](x))
+
+
+def test_every_operator_is_checked():
+    from ndpool.frameworks import _torch_ops
+
+    registered = {
+        op._qualname.partition("::")[2] for op in vars(_torch_ops).values() if hasattr(op, "_qualname")
+    }
+    assert registered == {name.partition(".")[0] for name in OPERATORS}
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "lp_pool2d"])
+def test_operators_under_vmap_and_twice_backward(name):
+    """Batching rules and second derivatives of the operators themselves, as a traced program has them."""
+    args = (3.0, 2) if "lp" in name else (2,)
+    compiled = torch.compile(call(name, args, {}), fullgraph=True, backend="eager", dynamic=False)
+    x = rand(2, 3, 6, 6).double().requires_grad_()
+    assert torch.autograd.gradcheck(compiled, (x,))
+    assert torch.autograd.gradgradcheck(compiled, (x,))
+    mapped = torch.compile(torch.func.vmap(call(name, args, {})), fullgraph=True, backend="eager")
+    assert_equal(mapped(x.detach()[None]), getattr(ndpool, name)(x.detach(), *args)[None])
+
+
+def test_errors_while_tracing():
+    """A wrong argument is told when the graph is made."""
+    with FakeTensorMode() as mode:
+        x = mode.from_tensor(rand(1, 2, 6, 6))
+        for call_it, message in [
+            (lambda: ndpool.max_pool2d(x, 9), "max_pool2d: the window must fit"),
+            (lambda: ndpool.max_pool2d(x, 2, padding=2), "max_pool2d: padding must be at most half"),
+            (lambda: ndpool.max_pool2d(x[0, 0], 2), "max_pool2d: input must have 3 axes"),
+            (lambda: ndpool.adaptive_avg_pool2d(x, -1), "adaptive_avg_pool2d: output_size must be from 0"),
+            (lambda: ndpool.pool(x, (2, 2), out=x), "pool: out must not be given"),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                call_it()
+
+
+def test_first_call_may_be_compiled():
+    """Nothing has to be run eagerly before."""
+    code = """
+import torch, ndpool
+f = torch.compile(lambda x: ndpool.max_pool2d(x, 2), fullgraph=True, backend="aot_eager")
+print(f(torch.ones(1, 2, 4, 4)).sum().item())
+"""
+    assert run_python(code, timeout=120).strip() == "8.0"
+
+
+def test_jit_trace():
+    """The older tracer records an operator and no constant."""
+    x, other = rand(1, 2, 6, 6), rand(1, 2, 6, 6, seed=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(lambda x: ndpool.max_pool2d(x, 2), (x,))
+    assert torch.equal(traced(other), ndpool.max_pool2d(other, 2))
+
+
+def test_drawn_calls_compiled():
+    """pytorch#100987: drawn calls of every function, sizes as symbols."""
+    rng = np.random.default_rng(0)
+    with torch._dynamo.config.patch(cache_size_limit=10_000):
+        for name in cases.NAMES:
+            for _ in range(2):
+                case = cases.draw(rng, name)
+                args = [cases.to_torch(a) if isinstance(a, np.ndarray) else a for a in case.args]
+                kwargs = {
+                    k: cases.to_torch(a) if isinstance(a, np.ndarray) else a for k, a in case.kwargs.items()
+                }
+                x = cases.to_torch(case.array())
+                compiled = torch.compile(
+                    lambda x, name=name, args=args, kwargs=kwargs: getattr(ndpool, name)(x, *args, **kwargs),
+                    fullgraph=True,
+                    dynamic=True,
+                    backend="eager",
+                )
+                cases.assert_same(tuple(map(cases.from_torch, values(compiled(x)))), case.call_oracle(), case)

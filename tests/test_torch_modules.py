@@ -1,0 +1,564 @@
+"""`ndpool.torch`: modules that are PyTorch's in all but their computation, `accelerate`, and `patch`.
+
+PyTorch itself is asked for every answer. Whether ndpool computed it is seen where all its functions pass: at
+the choice of a room.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+import re
+import threading
+
+import pytest
+
+import ndpool
+from helpers import run_python
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+import ndpool.torch as nt  # noqa: E402
+from ndpool.torch import _patch  # noqa: E402
+
+F, nn = torch.nn.functional, torch.nn
+
+FAMILIES = {
+    "MaxPool": ((3,), {"stride": 2, "padding": 1, "ceil_mode": True}),
+    "AvgPool": ((3, 2), {"padding": 1, "count_include_pad": False}),
+    "LPPool": ((2, 3), {"stride": 2}),
+    "AdaptiveMaxPool": ((4,), {"return_indices": True}),
+    "AdaptiveAvgPool": ((3,), {}),
+    "FractionalMaxPool": ((2,), {"output_ratio": 0.5, "return_indices": True}),
+    "MaxUnpool": ((2,), {}),
+}
+NAMES = [
+    f"{family}{n}d" for family in FAMILIES for n in (1, 2, 3) if f"{family}{n}d" != "FractionalMaxPool1d"
+]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of ndpool's functions that were called, in order."""
+    seen, room_of = [], ndpool.functional.room_of
+    monkeypatch.setattr(ndpool.functional, "room_of", lambda fn, x: seen.append(fn) or room_of(fn, x))
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_patched():
+    before = {(owner, name): getattr(owner, name) for owner, name, _, _ in _patch._table()}
+    yield
+    assert not _patch._held
+    assert all(getattr(owner, name) is function for (owner, name), function in before.items())
+
+
+def function_name(name):
+    return re.sub("(?<!^)(?=Max|Avg|Pool|Unpool)", "_", name).lower()
+
+
+def make(name, module=nn, **more):
+    args, kwargs = FAMILIES[name[:-2]]
+    return getattr(module, name)(*args, **{**kwargs, **more})
+
+
+def inputs(name, dtype=torch.float64):
+    """A batch to pool; for an unpooling, what a pool gave."""
+    n = int(name[-2])
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn((2, 3, *(10, 8, 6)[:n]), generator=generator, dtype=dtype)
+    if name.startswith("MaxUnpool"):
+        return getattr(F, f"max_pool{n}d")(x, 2, return_indices=True)
+    return (x,)
+
+
+def answer(module, given):
+    """Values, further results and the gradient of the first input, with the same random numbers each time."""
+    torch.manual_seed(0)
+    x = given[0].clone().requires_grad_()
+    results = module(x, *given[1:])
+    results = results if isinstance(results, tuple) else (results,)
+    (results[0] * torch.arange(results[0].numel()).reshape(results[0].shape)).sum().backward()
+    return *(result.detach() for result in results), x.grad
+
+
+def assert_equal(got, wanted, exact):
+    tolerance = {"rtol": 0, "atol": 0} if exact else {}
+    torch.testing.assert_close(got, wanted, **tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_compute_what_pytorchs_do(name, calls):
+    given = inputs(name)
+    got = answer(make(name, nt), given)
+    assert calls == [function_name(name)]
+    assert_equal(got, answer(make(name), given), exact="Max" in name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_are_pytorchs_in_all_else(name):
+    ours, theirs = make(name, nt), make(name)
+    assert isinstance(ours, getattr(nn, name))
+    assert repr(ours) == repr(theirs)
+    assert inspect.signature(type(ours)) == inspect.signature(type(theirs))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    assert vars(ours).keys() == vars(theirs).keys()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_survive_copies(name):
+    module, given = make(name, nt).eval(), inputs(name)
+    saved = io.BytesIO()
+    torch.save(module, saved)
+    saved.seek(0)
+    copies = [
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        torch.load(saved, weights_only=False),
+    ]
+    wanted = answer(module, given)
+    for other in copies:
+        assert type(other) is type(module)
+        assert not other.training
+        assert_equal(answer(other, given), wanted, exact=True)
+
+
+def test_fractional_samples_are_state():
+    samples = torch.rand(2, 3, 2, dtype=torch.float64)
+    ours, theirs = (make("FractionalMaxPool2d", module, _random_samples=samples) for module in (nt, nn))
+    assert torch.equal(ours.state_dict()["_random_samples"], samples)
+    assert_equal(answer(ours, inputs("MaxPool2d")), answer(theirs, inputs("MaxPool2d")), exact=True)
+
+
+def test_a_module_s_power_is_a_float():
+    x = torch.arange(-8, 8).reshape(1, 4, 4)
+    torch.testing.assert_close(nt.LPPool2d(2, 2)(x), nn.LPPool2d(2, 2)(x))
+
+
+def test_indices_come_with_the_values():
+    """f-dangel/backpack#15: no second forward pass; the gradient is the same with indices and without."""
+    (x,) = inputs("MaxPool2d")
+    module = nn.MaxPool2d(3, 2)
+    wanted = answer(module, (x,))
+    nt.accelerate(module)
+    module.return_indices = True
+    values, indices, gradient = answer(module, (x,))
+    assert_equal((values, gradient), wanted, exact=True)
+    assert torch.equal(x.flatten(2).gather(2, indices.flatten(2)).reshape(values.shape), values)
+
+
+class Tagged(torch.Tensor):
+    """A subclass that notes which functions it was given to."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def unserved():
+    x = torch.randn(1, 2, 6, 6)
+    yield "quantized", torch.quantize_per_tensor(x, 0.1, 10, torch.quint8), torch.Tensor
+    yield "mkldnn", x.to_mkldnn(), torch.Tensor
+    yield "subclass", x.as_subclass(Tagged), Tagged
+
+
+@pytest.mark.parametrize("kind", ["quantized", "mkldnn", "subclass"])
+@pytest.mark.parametrize("way", ["module", "patch"])
+@pytest.mark.filterwarnings("ignore:.*[qQ]uantiz.*:DeprecationWarning", "ignore:.*[qQ]uantiz.*:UserWarning")
+def test_tensors_of_other_kinds_take_pytorchs_way(kind, way, calls):
+    if kind == "mkldnn" and not torch.backends.mkldnn.is_available():
+        pytest.skip("this PyTorch was built without oneDNN")
+    Tagged.seen = []
+    x, wanted_type = next(row[1:] for row in unserved() if row[0] == kind)
+    wanted = F.max_pool2d(x, 2)
+    if way == "module":
+        got = nt.MaxPool2d(2)(x)
+    else:
+        with nt.patch():
+            got = F.max_pool2d(x, 2)
+    assert calls == []
+    assert type(got) is wanted_type
+    assert got.layout == wanted.layout
+    assert got.dtype == wanted.dtype
+    plain = [t.to_dense() if t.is_mkldnn else t.dequantize() if t.is_quantized else t for t in (got, wanted)]
+    assert torch.equal(*plain)
+    if kind == "subclass":
+        pools = [func for func in Tagged.seen if getattr(func, "__name__", "") == "max_pool2d"]
+        assert len(pools) == 2
+        assert pools[0] is pools[1] is F.max_pool2d
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
+def test_what_pytorch_refuses_it_refuses_itself(calls):
+    x = torch.randn(2, 3, 4, 4)
+    for refused in (torch.nested.nested_tensor(list(x)), x.to_sparse(), x.to(torch.complex64)):
+        with pytest.raises((RuntimeError, NotImplementedError)) as wanted:
+            F.max_pool2d(refused, 2)
+        with pytest.raises(wanted.type) as got:
+            nt.MaxPool2d(2)(refused)
+        assert str(got.value) == str(wanted.value)
+    assert calls == []
+
+
+def test_parameters_and_unbatched_inputs_are_served(calls):
+    x = nn.Parameter(inputs("MaxPool2d")[0][0])
+    assert torch.equal(nt.MaxPool2d(2)(x), F.max_pool2d(x, 2))
+    assert calls == ["max_pool2d"]
+
+
+def test_modules_say_what_is_wrong():
+    with pytest.raises(ValueError, match=r"max_pool2d: padding must be at most half .*padding=2"):
+        nt.MaxPool2d(2, padding=2)(torch.zeros(1, 1, 4, 4))
+
+
+class OwnForward(nn.MaxPool2d):
+    def forward(self, input):
+        return super().forward(input) + 1
+
+
+class OwnName(nn.AvgPool2d):
+    pass
+
+
+def net():
+    shared = nn.MaxPool2d(2, ceil_mode=True)
+    body = nn.Sequential(nn.Conv2d(3, 4, 3), shared, nn.ReLU(), shared)
+    return nn.Sequential(body, nn.ModuleDict({"lp": nn.LPPool2d(2, 2)})["lp"], nn.AdaptiveAvgPool2d(1))
+
+
+def test_accelerate_swaps_in_place_and_restore_undoes_it(calls):
+    model, x = net().eval(), torch.randn(2, 3, 30, 30)
+    before, wanted = list(model.modules()), model(x)
+    state, text = model.state_dict(), repr(model)
+    report = nt.accelerate(model)
+    assert [entry.name for entry in report.swapped] == ["0.1", "1", "2"]
+    assert [entry.kind for entry in report.swapped] == ["MaxPool2d", "LPPool2d", "AdaptiveAvgPool2d"]
+    assert report.left == ()
+    assert str(report) == (
+        "swapped 3 pooling modules\n  0.1  MaxPool2d\n  1    LPPool2d\n  2    AdaptiveAvgPool2d"
+    )
+    assert all(a is b for a, b in zip(model.modules(), before, strict=True))
+    assert type(model[0][1]) is type(model[0][3]) is nt.MaxPool2d
+    assert repr(model) == text
+    assert model.state_dict().keys() == state.keys()
+    assert not model[0][1].training
+    torch.testing.assert_close(model(x), wanted)
+    assert calls == ["max_pool2d", "max_pool2d", "lp_pool2d", "adaptive_avg_pool2d"]
+    assert nt.accelerate(model) == nt.Report((), ())
+    assert nt.restore(model) == report
+    assert type(model[0][1]) is nn.MaxPool2d
+    assert torch.equal(model(x), wanted)
+    assert len(calls) == 4
+    assert nt.restore(model) == nt.Report((), ())
+
+
+def test_accelerate_a_module_alone():
+    module = nn.AvgPool1d(2)
+    assert str(nt.accelerate(module)) == "swapped 1 pooling module\n  (the model)  AvgPool1d"
+    assert type(module) is nt.AvgPool1d
+
+
+def test_accelerate_keeps_hooks_and_buffers(calls):
+    module = make("FractionalMaxPool2d", _random_samples=torch.rand(2, 3, 2, dtype=torch.float64))
+    module.register_forward_hook(lambda module, args, result: (result[0] + 1, result[1]))
+    module.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+    module.note = "kept"
+    wanted = answer(module, inputs("MaxPool2d"))
+    nt.accelerate(module)
+    assert_equal(answer(module, inputs("MaxPool2d")), wanted, exact=True)
+    assert module.note == "kept"
+    assert calls == ["fractional_max_pool2d"]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
+def test_accelerate_leaves_what_is_not_pytorchs_own():
+    replaced = nn.MaxPool2d(2)
+    replaced.forward = lambda x: x
+    model = nn.ModuleDict(
+        {"own": OwnForward(2), "name": OwnName(2), "replaced": replaced, "conv": nn.Conv2d(1, 1, 1)}
+    )
+    model["scripted"] = torch.jit.script(nn.MaxPool2d(2))
+    report = nt.accelerate(model)
+    assert report.swapped == ()
+    assert {entry.name: entry.reason for entry in report.left} == {
+        "own": "a subclass of MaxPool2d that overrides forward",
+        "name": "a subclass of AvgPool2d of its own",
+        "replaced": "its forward was replaced on the instance",
+        "scripted": "scripted",
+    }
+    assert "left 4 pooling modules\n  own       OwnForward: a subclass of MaxPool2d" in str(report)
+    assert type(model["own"]) is OwnForward
+
+    class OwnAccelerated(nt.MaxPool2d):
+        pass
+
+    ours = nn.Sequential(OwnAccelerated(2))
+    assert nt.accelerate(ours) == nt.Report((), ())
+    assert nt.restore(ours).left == (
+        nt.Entry("0", OwnAccelerated.__qualname__, "a subclass of MaxPool2d of its own"),
+    )
+
+
+@pytest.mark.parametrize("function", [nt.accelerate, nt.restore])
+def test_only_modules_are_accelerated(function):
+    with pytest.raises(TypeError, match=f"{function.__name__}: model must be a torch.nn.Module; got int"):
+        function(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
+def test_scripting_restores_a_model():
+    """TorchScript knows PyTorch's modules only, so a model goes back to them when it is scripted."""
+    model, x = net().eval(), torch.randn(2, 3, 30, 30)
+    wanted = model(x)
+    nt.accelerate(model)
+    pool = model[0][1]
+    scripted = torch.jit.script(model)
+    assert torch.equal(scripted(x), wanted)
+    assert model[0][1] is pool
+    assert type(pool) is nn.MaxPool2d
+    assert [entry.reason for entry in nt.accelerate(scripted).left] == ["scripted"] * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
+def test_traces_hold_pytorchs_operators():
+    model, x = net().eval(), torch.randn(2, 3, 30, 30)
+    wanted = model(x)
+    nt.accelerate(model)
+    with nt.patch():
+        traced = torch.jit.trace(model, x)
+    assert torch.equal(traced(x), wanted)
+    assert "ndpool::" not in str(traced.inlined_graph)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_programs_hold_ndpools_operators(strict):
+    model, x = net().eval(), torch.randn(2, 3, 30, 30)
+    wanted = model(x)
+    nt.accelerate(model)
+    program = torch.export.export(model, (x,), strict=strict)
+    assert str(program.graph).count("torch.ops.ndpool") == 4
+    torch.testing.assert_close(program.module()(x), wanted)
+
+
+def test_symbolic_traces_hold_pytorchs_functions(calls):
+    """A graph of torch.fx can be copied and pickled, and is routed under a patch."""
+    model, x = net().eval(), torch.randn(2, 3, 30, 30)
+    nt.accelerate(model)
+    wanted = model(x)
+    calls.clear()
+    graph = pickle.loads(pickle.dumps(torch.fx.symbolic_trace(model)))
+    torch.testing.assert_close(graph(x), wanted)
+    assert calls == []
+    with nt.patch():
+        assert torch.equal(graph(x), wanted)
+    assert calls == ["max_pool2d", "max_pool2d", "lp_pool2d", "adaptive_avg_pool2d"]
+
+
+def arguments(name):
+    """Positional arguments for a function of PyTorch's, tensors included."""
+    plain = name.removesuffix("_with_indices")
+    given = inputs(plain.replace("max_unpool", "MaxUnpool"))
+    if "unpool" in plain:
+        return *given, 2
+    if "adaptive" in plain:
+        return *given, 4
+    if "fractional" in plain:
+        return *given, 2, 3
+    return (*given, 2, 3) if "lp" in plain else (*given, 3)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "function"),
+    [pytest.param(*row[:3], id=f"{row[0].__name__}.{row[1]}") for row in _patch._table()],
+)
+def test_every_function_is_routed(owner, name, function, calls, monkeypatch):
+    given = arguments(name)
+    torch.manual_seed(0)
+    wanted = getattr(owner, name)(*given)
+    monkeypatch.setattr(owner, name, None)  # there is no falling back on
+    torch.manual_seed(0)
+    with nt.patch():
+        got = getattr(owner, name)(*given)
+        by_name = "unpool" not in name and getattr(owner, name)(
+            **dict(zip(inspect.signature(getattr(ndpool, function)).parameters, given, strict=False))
+        )
+    assert calls == [function] * (1 if "unpool" in name else 2)
+    assert_equal(got, wanted, exact="max" in name)
+    assert isinstance(by_name, tuple) == isinstance(wanted, tuple) or "unpool" in name
+
+
+def test_everything_that_pools_is_in_the_table():
+    """No pooling function of `torch.nn.functional` is forgotten."""
+    public = {name for name in dir(F) if "pool" in name and not name.startswith("_")}
+    assert {name for owner, name, _, _ in _patch._table() if owner is F} == public
+
+
+def test_return_indices_is_followed(calls):
+    (x,) = inputs("MaxPool2d")
+    with nt.patch():
+        assert isinstance(F.max_pool2d(x, 2), torch.Tensor)
+        assert isinstance(F.max_pool2d(x, 2, return_indices=True), tuple)
+        assert isinstance(F.max_pool2d(x, 2, 2, 0, 1, False, True), tuple)
+        assert isinstance(F.max_pool2d_with_indices(x, 2, 2, 0, 1, False, False), tuple)
+        assert isinstance(F.max_pool2d_with_indices(x, 2, return_indices=False), tuple)
+    assert calls == ["max_pool2d"] * 5
+
+
+def test_patches_nest_and_end(calls):
+    (x,) = inputs("MaxPool2d")
+    original = F.max_pool2d
+    with nt.patch():
+        with nt.patch() as inner:
+            route = F.max_pool2d
+        assert F.max_pool2d is route
+        with inner:
+            assert F.max_pool2d is route
+        route(x, 2)
+    assert F.max_pool2d is original
+    assert calls == ["max_pool2d"]
+    # A route that somebody kept leads to PyTorch again.
+    assert torch.equal(route(x, 2), original(x, 2))
+    assert calls == ["max_pool2d"]
+    nt.unpatch()
+    nt.patch()
+    nt.patch()
+    nt.unpatch()
+    assert F.max_pool2d is route
+    nt.unpatch()
+    assert F.max_pool2d is original
+    nt.unpatch()
+    with nt.patch():
+        assert F.max_pool2d is route
+
+
+def test_an_error_ends_a_patch():
+    original = F.max_pool2d
+    with pytest.raises(KeyError), nt.patch():
+        {}["missing"]
+    assert F.max_pool2d is original
+
+
+def test_patches_of_many_threads():
+    original, wrong = F.avg_pool2d, []
+    start = threading.Barrier(8)
+
+    def work():
+        start.wait()
+        for _ in range(50):
+            with nt.patch():
+                if F.avg_pool2d is original:
+                    wrong.append(True)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert F.avg_pool2d is original
+
+
+def test_a_patch_keeps_pytorchs_errors():
+    x = torch.zeros(1, 1, 4, 4)
+    bad = [(F.max_pool2d, (x, 2, 2, 5)), (F.avg_pool2d, (x, 0)), (F.adaptive_avg_pool2d, (x[0, 0], 2))]
+    for function, args in bad:
+        with pytest.raises(RuntimeError) as wanted:
+            function(*args)
+        with nt.patch(), pytest.raises(RuntimeError) as got:
+            getattr(F, function.__name__)(*args)
+        assert str(got.value) == str(wanted.value)
+
+
+def test_a_patch_serves_what_pytorch_does_not():
+    with nt.patch():
+        assert F.max_pool2d(torch.eye(4, dtype=torch.bool)[None], 2).tolist() == [
+            [[True, False], [False, True]]
+        ]
+
+
+def test_a_patch_reaches_subclasses_and_default_devices(calls):
+    (x,) = inputs("MaxPool2d")
+    with nt.patch(), torch.device("cpu"):
+        OwnForward(2)(x)
+        OwnName(2)(x)
+    assert calls == ["max_pool2d", "avg_pool2d"]
+
+
+def test_compiled_models_notice():
+    """Accelerate, patch and undo after compiling: the answer comes from where it should."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pool = nn.MaxPool2d(2)
+
+        def forward(self, x):
+            return self.pool(x), F.avg_pool2d(x, 2)
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    torch._dynamo.reset()
+    model, (x,) = Net(), inputs("MaxPool2d")
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    wanted = model(x)
+
+    def by_ndpool():
+        """How many poolings of the graph in use are ndpool's."""
+        graphs.clear()
+        torch.testing.assert_close(compiled(x), wanted)
+        return sum(code.count("ops.ndpool.") for code in graphs), len(graphs)
+
+    assert by_ndpool() == (0, 1)
+    nt.accelerate(model)
+    assert by_ndpool() == (1, 1)
+    with nt.patch():
+        assert by_ndpool() == (2, 1)
+        nt.restore(model)
+        assert by_ndpool() == (2, 1)
+        with nt.patch():
+            assert by_ndpool() == (0, 0)
+    # Both of these were compiled before: nothing is compiled again.
+    assert by_ndpool() == (0, 0)
+    nt.accelerate(model)
+    assert by_ndpool() == (0, 0)
+
+
+def test_a_compiler_first_imported_under_a_patch():
+    """Its tables of PyTorch's functions are made on import; they must not keep the routes."""
+    print(
+        run_python(
+            "import torch, ndpool.torch as nt\n"
+            "f = lambda x: torch.nn.functional.max_pool2d(x, 2) * 2\n"
+            "x = torch.rand(1, 2, 8, 8)\n"
+            "wanted = f(x)\n"
+            "with nt.patch():\n"
+            "    g = torch.compile(f, backend='aot_eager')\n"
+            "    assert torch.equal(g(x), wanted)\n"
+            "graphs = []\n"
+            "def backend(graph, inputs):\n"
+            "    graphs.append(graph)\n"
+            "    return graph.forward\n"
+            "h = torch.compile(f, backend=backend, fullgraph=True)\n"
+            "assert torch.equal(h(x), wanted) and torch.equal(g(x), wanted)\n"
+            "assert 'torch.nn.functional.max_pool2d' in graphs[0].code, graphs[0].code\n"
+        )
+    )
+
+
+def test_ndpool_alone_does_not_import_pytorch():
+    run_python(
+        "import sys, ndpool, numpy\n"
+        "ndpool.max_pool1d(numpy.zeros((1, 4)), 2)\n"
+        "assert 'torch' not in sys.modules\n"
+        "import ndpool.torch\n"
+        "assert sys.modules['torch'].Tensor and ndpool.torch.__name__ == 'ndpool.torch'\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
