@@ -17,8 +17,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import oracle
 from cases import same_bits
-from oracle import Array
+from ndpool import geometry
+from oracle import Array, Plan
 
 not_sanitized = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's own memory would be counted"
@@ -103,3 +105,26 @@ def assert_close(got: Array, want: Array, taps: int, magnitude: Any = None) -> N
     wrong = np.argwhere(~(np.abs(have - need) <= slack))
     at = tuple(map(int, wrong[0])) if len(wrong) else ()
     assert len(wrong) == 0, f"{have[at]}, not {need[at]}, at {at}"
+
+
+GEOMETRIES = {  # sliding: kernel, stride, padding, dilation, ceil_mode; adaptive: output size
+    "strided": (3, 2, 1, 1, False),
+    "overlapping": (5, 1, 2, 1, False),
+    "dilated": (3, 2, 1, 2, False),
+    "ceil": (3, 3, 0, 1, True),
+    "gaps": (2, 4, 0, 1, False),
+    "far": (2, 17, 1, 1, True),
+    "fewer": 4,
+    "more": 12,
+}
+
+
+def plans(windows: Any, sizes: tuple[int, ...]) -> tuple[geometry.Plan, Plan]:
+    """The package's plan and the oracle's, for a geometry of the list."""
+    n = len(sizes)
+    if isinstance(windows, int):
+        return geometry.adaptive("f", sizes, windows), oracle.adaptive_plan(sizes, [windows] * n)
+    kernel, *rest = windows
+    return geometry.sliding("f", sizes, kernel, *rest, strict=False), oracle.sliding_plan(
+        sizes, [kernel] * n, *rest
+    )

@@ -15,7 +15,18 @@ import pytest
 import ndpool
 import oracle
 from cases import BOOL, DTYPES, HALVES, INTEGERS, LAYOUTS, SINGLES
-from helpers import assert_close, assert_exact, epsilon, hard_values, inner, on_axes, plain, small
+from helpers import (
+    GEOMETRIES,
+    assert_close,
+    assert_exact,
+    epsilon,
+    hard_values,
+    inner,
+    on_axes,
+    plain,
+    plans,
+    small,
+)
 from ndpool import geometry
 from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
@@ -148,6 +159,20 @@ def test_dilated_averages_and_norms(n):
         want = oracle.lp_pool(np.abs(x), 2.0, [3] * n, **arguments)
         assert_close(getattr(ndpool, f"lp_pool{n}d")(np.abs(x), 2.0, 3, **arguments), want, 2 * 3**n)
         assert_close(ndpool.pool(np.abs(x), (3,) * n, reduce="lp", **arguments), want, 2 * 3**n)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("width", [1, 2, 3, 4, 9])
+def test_divisors_in_narrow_planes(width, dtype):
+    """Every window counts its own padding, also where a row or a column of them is all there is."""
+    axis = list(product((1, 2, 3, 5), ((0, 0), (1, 1), (2, 1), (0, 5))))
+    for down, across, stride, height in product(axis, axis, (1, 2, 3), (1, 9)):
+        window, pads = zip(down, across, strict=True)
+        plan = oracle.sliding_plan((height, width), window, stride, pads)
+        if all(windows and all(w.positions for w in windows) for windows in plan):
+            x = np.ones((height, width), dtype)
+            got = ndpool.pool(x, window, reduce="avg", stride=stride, padding=pads)
+            assert_close(got, oracle.avg_pool(x, window, stride, pads), prod(window))
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, BOOL], ids=str)
@@ -301,27 +326,6 @@ def test_indices_in_windows_far_larger_than_the_input():
 
 
 SIZES = (14, 11, 9)
-GEOMETRIES = {  # sliding: kernel, stride, padding, dilation, ceil_mode; adaptive: output size
-    "strided": (3, 2, 1, 1, False),
-    "overlapping": (5, 1, 2, 1, False),
-    "dilated": (3, 2, 1, 2, False),
-    "ceil": (3, 3, 0, 1, True),
-    "gaps": (2, 4, 0, 1, False),
-    "far": (2, 17, 1, 1, True),
-    "fewer": 4,
-    "more": 12,
-}
-
-
-def plans(windows, sizes):
-    """The package's plan and the oracle's."""
-    n = len(sizes)
-    if isinstance(windows, int):
-        return geometry.adaptive("f", sizes, windows), oracle.adaptive_plan(sizes, [windows] * n)
-    kernel, *rest = windows
-    return geometry.sliding("f", sizes, kernel, *rest, strict=False), oracle.sliding_plan(
-        sizes, [kernel] * n, *rest
-    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -156,6 +156,17 @@ def test_channels_last_compiled():
         torch.testing.assert_close(g, gradient(pool, x), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("name", "args"), [("max_pool1d", (300, 7, 150)), ("adaptive_max_pool1d", (2,))])
+def test_wide_windows_compiled(name, args):
+    """pytorch#131659: offsets grow with the window, also where its size is a symbol."""
+    pool = call(name, args, {})
+    for dynamic in (False, True):
+        compiled = torch.compile(pool, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+        for size in (700, 900):
+            x = rand(2, 2, size, seed=size)
+            assert torch.equal(gradient(compiled, x), gradient(pool, x))
+
+
 def test_unpooling_compiled():
     x = rand(2, 3, 8, 8)
 

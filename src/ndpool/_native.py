@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ndpool import _core as core
+from ndpool._arguments import show
 from ndpool.geometry import AxisPlan, Plan
 
 __all__ = ["INDEX64", "MAX_THREADS", "NO_EXTRA", "OFFSET8", "OFFSET32", "core", "core_plan"]
@@ -43,8 +44,8 @@ def _apply_environment() -> None:
         raise ValueError(f"NDPOOL_ISA must be one of {', '.join(core.isa_names())}; got NDPOOL_ISA={isa!r}")
     threads = os.environ.get("NDPOOL_NUM_THREADS")
     if threads:
-        if not threads.isdecimal() or not 1 <= int(threads) <= MAX_THREADS:
-            raise ValueError(f"NDPOOL_NUM_THREADS must be from 1 to {MAX_THREADS}; got {threads!r}")
+        if not (threads.isdecimal() and len(threads) < 5 and 1 <= int(threads) <= MAX_THREADS):
+            raise ValueError(f"NDPOOL_NUM_THREADS must be from 1 to {MAX_THREADS}; got {show(threads)}")
         core.set_default_threads(int(threads))
     elif (process := sys.modules.get("multiprocessing.process")) and process.parent_process() is not None:
         core.set_default_threads(1)

@@ -217,10 +217,8 @@ def adaptive_pool(
         )
     plan = geometry.adaptive("adaptive_pool", tuple(x.shape[a] for a in at), output_size, strict=False)
     _, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
-    # A norm is that of the window itself: the kernels' scale of a whole window is taken out again.
-    divisor = plan.taps if reduction.norm else 0
     _check_indices_exist("adaptive_pool", reduction.name, return_indices)
-    return room.pool("adaptive_pool", plan, reduction, x, at, bool(return_indices), dtype, out, divisor, norm)
+    return room.pool("adaptive_pool", plan, reduction, x, at, bool(return_indices), dtype, out, 0, norm)
 
 
 def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None) -> A:

@@ -158,13 +158,15 @@ def round_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
 class Plan:
     """The windows of a call: one `AxisPlan` per pooled axis."""
 
-    __slots__ = ("axes", "core", "out", "sizes", "taps")
+    __slots__ = ("axes", "core", "norm_divisor", "out", "sizes", "taps")
 
     def __init__(self, axes: Sequence[AxisPlan]) -> None:
         self.axes = tuple(axes)
         self.sizes = tuple(axis.size for axis in axes)
         self.out = tuple(axis.out for axis in axes)
         self.taps = prod(axis.kernel for axis in axes)
+        # A norm is scaled up to a whole window; where windows differ in size, each is whole in itself.
+        self.norm_divisor = 0 if all(axis.regular for axis in axes) else self.taps
         self.core: Any = None  # the compiled twin, kept by whoever makes it
 
 

@@ -7,7 +7,8 @@ that it can be differentiated in turn. All take their tensors first, then the po
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -17,9 +18,11 @@ from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C._functorch import is_legacy_batchedtensor as is_legacy_batch
 from torch.autograd import Function
 
-from ndpool._native import INDEX64, OFFSET8, OFFSET32, core
+from ndpool import geometry
+from ndpool._arguments import check_shape
+from ndpool._native import INDEX64, OFFSET8, OFFSET32, core, core_plan
 from ndpool.frameworks import _torch_kernels as kernels
-from ndpool.frameworks._torch_kernels import is_channels_last, offset_dtype
+from ndpool.frameworks._torch_kernels import CODES, is_channels_last, offset_dtype
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS
 
@@ -174,6 +177,31 @@ class Recipe(NamedTuple):
     kind: int
 
 
+@lru_cache(4096, typed=True)
+def recipe_of(fn: str, n_axes: int, shape: torch.Size, dtype: torch.dtype, *window: Any) -> Recipe | None:
+    """What the call needs for contiguous input of this shape, or None where it is no common one."""
+    # A sequence would be taken for another that equals it, (2, True) for (2, 1): it is checked each time.
+    if dtype not in CODES or any(isinstance(value, Sequence) for value in window):
+        return None
+    axes = check_shape(fn, shape, n_axes)
+    plan = geometry.sliding(fn, tuple(shape[-n_axes:]), *window, strict=True)
+    # Contiguous strides may mean channels-last where there is one channel or one element per channel.
+    if prod(shape) == 0 or 1 in (shape[-n_axes - 1], prod(shape[-n_axes:])):
+        return None
+    offsets = offset_dtype(plan)
+    outs = shape[:-n_axes] + plan.out
+    with torch.inference_mode(False):
+        # A tensor like the result is allocated fastest; unless it is small it has one element's memory.
+        whole = torch.Size(outs if prod(outs) <= 1024 else [1])
+        like, offsets_like = (
+            torch.empty(whole, dtype=d, device="cpu").expand(outs) for d in (dtype, offsets)
+        )
+    stride, out_stride = (torch.empty(size, device="meta").stride() for size in (shape, outs))
+    kind = OFFSET8 if offsets is torch.uint8 else OFFSET32
+    sizes = tuple(shape), stride, tuple(outs), out_stride
+    return Recipe(plan, core_plan(plan), axes, CODES[dtype], *sizes, like, offsets_like, kind)
+
+
 class QuickMax(Function):
     """`Pick` of maxima for a recipe's input, and for reverse mode alone."""
 
@@ -222,20 +250,21 @@ class PowerMean(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, axes, plan, _reduction, ctx.norm = inputs
-        ctx.args = axes, plan, REDUCTIONS["avg"], x.dtype, 0, is_channels_last(x.shape, x.stride())
+        mean, ctx.taps = ("sum", 1) if plan.norm_divisor else ("avg", plan.taps)
+        ctx.args = axes, plan, REDUCTIONS[mean], x.dtype, 0, is_channels_last(x.shape, x.stride())
         ctx.save_for_backward(x, output)
         ctx.save_for_forward(x, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, y = ctx.saved_tensors
-        before, after = slopes(x, y, ctx.args[1].taps, ctx.norm)
+        before, after = slopes(x, y, ctx.taps, ctx.norm)
         return before * spread(grad * after, *ctx.args), None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
         x, y = ctx.saved_tensors
-        before, after = slopes(x, y, ctx.args[1].taps, ctx.norm)
+        before, after = slopes(x, y, ctx.taps, ctx.norm)
         return after * total(tangent * before, *ctx.args)
 
     @staticmethod

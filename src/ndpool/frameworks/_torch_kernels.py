@@ -120,6 +120,8 @@ def pool(
     """Values, and with a `kind` also where in its window or its plane each was found."""
     if not x.is_cpu:
         return _through_cpu(pool, x, axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
+    if reduction.norm and not divisor:
+        divisor = plan.norm_divisor
     # Every small call comes through here, so the common case is written out.
     shape, stride = x.shape, x.stride()
     ndim, n = len(shape), len(axes)

@@ -138,8 +138,10 @@ def _pool_backward(ctx: Any, grad: Tensor) -> Any:
         found = spread_picks(grad, offsets, *place, ctx.sizes, ctx.channels_last)
     elif REDUCTIONS[reduce].norm:
         x, y = ctx.saved_tensors
-        before, after = slopes(x, y, taps_of(fn, ctx.sizes, windows), norm)
-        found = before * spread(grad * after, axes, fn, "avg", windows, ctx.sizes, 0, ctx.channels_last)
+        adaptive = len(windows) == len(ctx.sizes)  # norms of whatever the windows hold
+        before, after = slopes(x, y, 1 if adaptive else taps_of(fn, ctx.sizes, windows), norm)
+        mean = "sum" if adaptive else "avg"
+        found = before * spread(grad * after, axes, fn, mean, windows, ctx.sizes, 0, ctx.channels_last)
     else:
         found = spread(grad, *place, ctx.sizes, divisor, ctx.channels_last)
     return found, *(None,) * 7

@@ -51,6 +51,8 @@ def pool(
 ) -> Any:
     """Reduce `x` over the windows of `plan`, into `out` where it is given."""
     x, code = _usable(fn, input_name(fn), x)
+    if reduction.norm and not divisor:
+        divisor = plan.norm_divisor
     if reduction.norm and isinf(norm):  # the extremum of the magnitudes
         reduction, x = REDUCTIONS["max" if norm > 0 else "min"], np.abs(x)
     if reduction.norm and isinstance(norm, int) and code < _FIRST_FLOAT:
@@ -88,7 +90,7 @@ def _integer_norm(
         )
     result = _result_dtype(fn, REDUCTIONS["lp"], _CODES[x.dtype], x.dtype, dtype)
     powers = (x if x.dtype == np.uint64 else x.astype(np.int64)) ** norm
-    if divisor == plan.taps:
+    if divisor and divisor == plan.norm_divisor:
         sums = pool(fn, plan, REDUCTIONS["sum"], powers, axes, False, None, None, 0, 0.0)
     else:
         sums = pool(fn, plan, REDUCTIONS["avg"], powers, axes, False, None, None, divisor, 0.0) * plan.taps

@@ -8,8 +8,7 @@ traced as the operators in `_torch_ops.py`, before any plan is made: its sizes m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import torch
@@ -30,11 +29,10 @@ from ndpool._arguments import (
     check_shape,
     is_list,
 )
-from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
+from ndpool._native import INDEX64, NO_EXTRA, core
 from ndpool.frameworks import _torch_autograd as autograd
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks import _torch_ops as ops
-from ndpool.frameworks._torch_autograd import Recipe
 from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -57,31 +55,6 @@ def differentiated(x: Tensor) -> bool:
     )
 
 
-@lru_cache(4096, typed=True)
-def _recipe(fn: str, n_axes: int, shape: torch.Size, dtype: torch.dtype, *window: Any) -> Recipe | None:
-    """What the call needs for contiguous input of this shape, or None where it is no common one."""
-    # A sequence would be taken for another that equals it, (2, True) for (2, 1): it is checked each time.
-    if dtype not in CODES or any(isinstance(value, Sequence) for value in window):
-        return None
-    axes = check_shape(fn, shape, n_axes)
-    plan = geometry.sliding(fn, tuple(shape[-n_axes:]), *window, strict=True)
-    # Contiguous strides may mean channels-last where there is one channel or one element per channel.
-    if prod(shape) == 0 or 1 in (shape[-n_axes - 1], prod(shape[-n_axes:])):
-        return None
-    offsets = kernels.offset_dtype(plan)
-    outs = shape[:-n_axes] + plan.out
-    with torch.inference_mode(False):
-        # A tensor like the result is allocated fastest; unless it is small it has one element's memory.
-        whole = torch.Size(outs if prod(outs) <= 1024 else [1])
-        like, offsets_like = (
-            torch.empty(whole, dtype=d, device="cpu").expand(outs) for d in (dtype, offsets)
-        )
-    stride, out_stride = (torch.empty(size, device="meta").stride() for size in (shape, outs))
-    kind = OFFSET8 if offsets is torch.uint8 else OFFSET32
-    sizes = tuple(shape), stride, tuple(outs), out_stride
-    return Recipe(plan, core_plan(plan), axes, CODES[dtype], *sizes, like, offsets_like, kind)
-
-
 def named_sliding(
     fn: str,
     n_axes: int,
@@ -102,7 +75,7 @@ def named_sliding(
     shape = x.shape
     if out is None is dtype and not return_indices and norm == 0 and x.is_contiguous() and x.is_cpu:
         try:
-            recipe = _recipe(fn, n_axes, shape, x.dtype, *window)
+            recipe = autograd.recipe_of(fn, n_axes, shape, x.dtype, *window)
         except TypeError:  # a list, or a mistake that is told below
             recipe = None
         if recipe is not None and not transforms_active() and forward_ad._current_level < 0:
