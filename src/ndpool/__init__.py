@@ -1,4 +1,4 @@
-"""Pooling for every array: PyTorch's pooling, to the index, fast and deterministic.
+"""Pooling for every array: PyTorch's pooling, to the index, and deterministic.
 
 The named functions (`max_pool2d` and its family) have PyTorch's signatures and PyTorch's behaviour; `pool`,
 `adaptive_pool` and `unpool` take any axes; `nn` has the layers. Needs NumPy only.
