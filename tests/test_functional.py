@@ -107,3 +107,18 @@ def test_empty_batches_and_outputs(name):
     if "adaptive" in name:
         assert getattr(ndpool, name)(np.zeros((2, 3, 4, 4)), 0).shape == (2, 3, 0, 0)
         assert ndpool.adaptive_avg_pool2d(np.zeros((2, 3, 4, 4)), (0, None)).shape == (2, 3, 0, 4)
+
+
+def test_negative_divisors_need_a_sign():
+    """A quotient that wraps would be silently wrong; with a signed or floating result it is right."""
+    x = np.full((1, 2, 2), 8, "uint8")
+    with pytest.raises(ValueError, match=r"^avg_pool2d: divisor_override must be positive.*=-2"):
+        ndpool.avg_pool2d(x, 2, divisor_override=-2)
+    assert ndpool.avg_pool2d(x, 2, divisor_override=-2, dtype="float32").item() == -16
+    assert ndpool.avg_pool2d(x.astype("int8"), 2, divisor_override=-2).item() == -16
+
+
+@pytest.mark.parametrize("flag", ["ceil_mode", "count_include_pad"])
+def test_flags_are_true_or_false(flag):
+    with pytest.raises(TypeError, match=rf"^avg_pool2d: {flag} must be true or false; got {flag}=array"):
+        ndpool.avg_pool2d(np.ones((1, 4, 4)), 2, **{flag: np.zeros(2)})

@@ -81,6 +81,22 @@ def check_divisor(fn: str, divisor: object) -> int:
     return value
 
 
+def check_sign(fn: str, divisor: int, unsigned: bool) -> None:
+    """An unsigned average has no negative divisor."""
+    if divisor < 0 and unsigned:
+        raise ValueError(
+            f"{fn}: divisor_override must be positive for unsigned integers; got divisor_override={divisor}"
+        )
+
+
+def check_flag(fn: str, name: str, value: object) -> bool:
+    """What counts as true or false."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{fn}: {name} must be true or false; got {name}={show(value)}") from None
+
+
 def check_norm(fn: str, norm_type: object) -> float:
     """The power of an Lp pooling; an integer stays one, for integers to an integer power keep to integers."""
     if isinstance(norm_type, bool) or not isinstance(norm_type, Real):

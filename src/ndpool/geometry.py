@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ndpool._arguments import (
     MAX_AXES,
     check_count,
+    check_flag,
     check_int,
     check_ints,
     check_padding,
@@ -198,7 +199,8 @@ def sliding(
             check_padding(fn, padding, n, strict),
             check_ints(fn, "dilation", dilation, n),
         )
-    return _sliding(fn, sizes, *key, bool(ceil_mode), bool(count_include_pad), strict)
+    flags = check_flag(fn, "ceil_mode", ceil_mode), check_flag(fn, "count_include_pad", count_include_pad)
+    return _sliding(fn, sizes, *key, *flags, strict)
 
 
 @lru_cache(_CACHED)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndpool import geometry
-from ndpool._arguments import LIMIT, check_rank, input_name
+from ndpool._arguments import LIMIT, check_rank, check_sign, input_name
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -60,6 +60,7 @@ def pool(
     result = (
         x.dtype if reduction.picks and dtype is None else _result_dtype(fn, reduction, code, x.dtype, dtype)
     )
+    check_sign(fn, divisor, result.kind == "u")
     shape = _with_sizes(x.shape, axes, plan.out)
     own = x.dtype if reduction.picks else result  # what the kernel writes
     targets = (None, None) if out is None else _check_out(fn, out, shape, result, return_indices)

@@ -27,6 +27,7 @@ from ndpool._arguments import (
     check_padding,
     check_rank,
     check_shape,
+    check_sign,
     is_list,
 )
 from ndpool._native import INDEX64, NO_EXTRA, core
@@ -178,6 +179,7 @@ def _convert(
         reduction = REDUCTIONS["max" if norm > 0 else "min"]
         x = x if x.dtype in _UNSIGNED else x.abs()
     result = _result_dtype(fn, reduction, x.dtype, dtype)
+    check_sign(fn, divisor, result in _UNSIGNED)
     if out is not None:
         _check_out(fn, out, shape, result, x.device, return_indices)
     if reduction.picks:
