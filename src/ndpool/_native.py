@@ -1,5 +1,6 @@
 """The compiled core, loaded when a CPU array is first pooled, with the environment's wishes applied.
 
+Where it was not built, everything that needs it says so when it is used: CUDA tensors need no core.
 `NDPOOL_ISA` forces an instruction set, `NDPOOL_NUM_THREADS` a number of threads; a wish that cannot be
 granted raises and names what exists. Worker processes of multiprocessing start with one thread.
 """
@@ -8,13 +9,28 @@ from __future__ import annotations
 
 import os
 import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from ndpool import _core as core
 from ndpool._arguments import show
 from ndpool.geometry import AxisPlan, Plan
+
+try:
+    from ndpool import _core as core
+except ImportError as error:
+    if error.name not in ("ndpool", "ndpool._core"):
+        raise
+
+    class _Missing:
+        def __getattr__(self, name: str) -> Any:
+            raise ImportError(
+                "ndpool: the compiled core, which pools arrays on the CPU, was not built; install the "
+                "package with `pip install ndpool`, or `pip install .` in its folder; CUDA tensors need none"
+            )
+
+    core = _Missing()  # type: ignore[assignment]
 
 __all__ = ["INDEX64", "MAX_THREADS", "NO_EXTRA", "OFFSET8", "OFFSET32", "core", "core_plan"]
 
@@ -52,4 +68,5 @@ def _apply_environment() -> None:
 
 
 MAX_THREADS = 1024
-_apply_environment()
+if isinstance(core, ModuleType):
+    _apply_environment()
