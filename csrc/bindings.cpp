@@ -264,10 +264,9 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
   if (plan.planes() > 1 && plan.planes() != p.planes) fault("one table per plane is needed");
 }
 
-void execute(Problem& p, const Kernel& kernel, int64_t rows, int64_t cost) {
+void execute(Problem& p, const Kernel& kernel, int64_t cost) {
   nb::gil_scoped_release release;
   kernel.prepare(p);
-  p.units *= rows;
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
   const int workers = cost < serial_bytes ? 1 : int(std::min<int64_t>(num_threads(), p.units));
   if (workers <= 1) return kernel.run(p, 0, p.units, own_scratch(scratch));
@@ -315,10 +314,9 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
     lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}, {&p.extra_array, &*eb, true}}, p.x, item);
   else
     lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}}, p.x, item);
-  int64_t rows = 1, outputs = p.planes * p.lanes;
-  for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].out;
-  outputs *= rows * p.axes[p.n_axes - 1].out;
-  if (outputs) execute(p, kernel_for(p, &Kernels::forward), rows, cost_of(p, item));
+  for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].out;
+  if (p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].out)
+    execute(p, kernel_for(p, &Kernels::forward), cost_of(p, item));
   return true;
 }
 
@@ -349,10 +347,9 @@ bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::ve
             p.y, item);
   else
     lay_out(p, plan, axes, {{&p.x, &gb, true}, {&p.y, &ib, false}}, p.y, item);
-  int64_t rows = 1, inputs = p.planes * p.lanes;
-  for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].size;
-  inputs *= rows * p.axes[p.n_axes - 1].size;
-  if (inputs) execute(p, kernel_for(p, &Kernels::backward), rows, cost_of(p, item));
+  for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
+  if (p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].size)
+    execute(p, kernel_for(p, &Kernels::backward), cost_of(p, item));
   return true;
 }
 

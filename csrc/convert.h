@@ -34,6 +34,11 @@ template <class T, class F> inline void each(const Row& row, F&& f) {
     for (int64_t j = 0; j < n; ++j) f(data[j], j);
   } else if (row.lanes == 1) {
     for (int64_t j = 0; j < row.n; ++j) f(*reinterpret_cast<T*>(row.data + j * row.stride), j);
+  } else if (row.lane == int64_t(sizeof(T))) {
+    for (int64_t j = 0; j < row.n; ++j) {
+      T* data = reinterpret_cast<T*>(row.data + j * row.stride);
+      for (int64_t c = 0; c < row.lanes; ++c) f(data[c], j * row.lanes + c);
+    }
   } else {
     for (int64_t j = 0; j < row.n; ++j)
       for (int64_t c = 0; c < row.lanes; ++c)

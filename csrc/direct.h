@@ -16,31 +16,6 @@ constexpr int most_rows = 27;  // of one window
 constexpr int64_t calm_rows =
     32;  // done the exact way after a NaN was met, before the quick way is tried again
 
-// N elements to storage, rounded to nearest even where it is narrower; `same` says that they came from there.
-template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, N> v) {
-  if constexpr (is_half<S>) {
-    using U = Vec<std::uint32_t, N>;
-    const U u = reinterpret_cast<U>(v), magnitude = u & 0x7fffffffu;
-    U bits;
-    if constexpr (std::is_same_v<S, bf16> && same) {
-      bits = u >> 16;
-    } else if constexpr (std::is_same_v<S, bf16>) {
-      bits = magnitude > 0x7f800000u ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    } else {
-      const U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-      const U tiny = reinterpret_cast<U>(reinterpret_cast<Vec<float, N>>(magnitude) + 0.5f) -
-                     std::bit_cast<std::uint32_t>(0.5f);
-      bits = magnitude < 0x38800000u ? tiny : normal;
-      bits = magnitude >= 0x477ff000u ? U{} + 0x7c00u : bits;
-      bits = magnitude > 0x7f800000u ? U{} + 0x7e00u : bits;
-      bits |= (u >> 16) & 0x8000u;
-    }
-    write(&p->bits, __builtin_convertvector(bits, Vec<std::uint16_t, N>));
-  } else {
-    write(p, v);
-  }
-}
-
 // A run of output rows: where the rows of the first one's windows are, and how far apart those of the next.
 template <class S> struct Strip {
   const S* rows[most_rows];
@@ -320,7 +295,7 @@ template <class R, class S, bool coded> struct DirectRows {
 
   static void prepare(Problem& p) {
     p.tile = p.axes[p.n_axes - 1].out;
-    p.units = p.planes;
+    p.units = p.planes * p.rows;
     p.scratch = 0;
   }
 

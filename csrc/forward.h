@@ -127,7 +127,7 @@ template <class V> bool writes_directly(const Problem& p, const Row& y) {
 inline void set_tiles(Problem& p, int64_t bytes_per_output, int64_t extent) {
   p.tile = most(1, least(extent, most(least_tile, tile_bytes / most(1, bytes_per_output))));
   p.tiles = ceil_div(extent, p.tile);
-  p.units = p.planes * p.tiles;
+  p.units = p.planes * p.tiles * p.rows;
 }
 
 // How many rows along the axis before the last are kept: those of one window, when the next window shares some.

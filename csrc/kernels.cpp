@@ -3,27 +3,62 @@
 #include "kernels.h"
 
 #include "backward.h"
+#include "blocks.h"
 #include "direct.h"
+#include "lanes.h"
+#include "slide.h"
 
 namespace ndpool {
 namespace {
 
 template <class Engine> constexpr Kernel kernel_of() { return {Engine::prepare, Engine::run}; }
 
-// Where the direct engine pays for the code it makes: maxima of floats and bytes; codes for what is trained.
-template <class R, class S> constexpr bool direct =
+// Which engines pay for the code they make: all of them for floats and bytes, the sliding one for every type, codes
+// for what is trained.
+template <class R, class S> constexpr bool quick =
     (std::is_same_v<R, Max<typename R::V>> && (is_real<typename R::V> || sizeof(S) == 1)) ||
     std::is_same_v<R, Min<float>> || std::is_same_v<R, Min<std::uint8_t>>;
-template <class R, class S> constexpr bool direct_codes =
+template <class R, class S> constexpr bool quick_codes =
     std::is_same_v<R, Max<typename R::V>> && is_real<typename R::V>;
 
+int64_t taps_of(const Problem& p) {
+  int64_t n = 1;
+  for (int a = 0; a < p.n_axes; ++a) n *= p.axes[a].kernel;
+  return n;
+}
+
+// How often an element is met, if every window reads all of its own.
+bool shares_little(const Problem& p) {
+  int64_t met = 1;
+  for (int a = 0; a < p.n_axes; ++a)
+    if (p.axes[a].regular()) met *= ceil_div(p.axes[a].kernel, p.axes[a].stride);
+  return met <= 9;
+}
+
+template <class R, class S, bool coded> Kernel quick_engine(const Problem& p) {
+  if (p.lanes > 1) {
+    if (shares_little(p) && Lanes<R, S, coded>::serves(p)) return kernel_of<Lanes<R, S, coded>>();
+    return {};
+  }
+  if (DirectRows<R, S, coded>::serves(p)) return kernel_of<DirectRows<R, S, coded>>();
+  if (Blocks<R, S, coded>::serves(p)) return kernel_of<Blocks<R, S, coded>>();
+  return {};
+}
+
+template <class R, bool coded> bool slides(const Problem& p) {
+  return taps_of(p) > 4 && !(p.lanes > 1 && shares_little(p)) && Slide<R, coded>::serves(p);
+}
+
 template <template <class> class R, class V, class S = V> Kernel pick(const Problem& p) {
-  if constexpr (direct<R<V>, S>)
-    if (p.extra == Extra::none && DirectRows<R<V>, S, false>::serves(p))
-      return kernel_of<DirectRows<R<V>, S, false>>();
-  if constexpr (direct_codes<R<V>, S>)
-    if (p.extra != Extra::none && DirectRows<R<V>, S, true>::serves(p))
-      return kernel_of<DirectRows<R<V>, S, true>>();
+  Kernel found;
+  if (p.extra == Extra::none) {
+    if (slides<R<V>, false>(p)) return kernel_of<Slide<R<V>, false>>();
+    if constexpr (quick<R<V>, S>) found = quick_engine<R<V>, S, false>(p);
+  } else if constexpr (quick_codes<R<V>, S>) {
+    if (slides<R<V>, true>(p)) return kernel_of<Slide<R<V>, true>>();
+    found = quick_engine<R<V>, S, true>(p);
+  }
+  if (found.run) return found;
   if (columns_first<V>(p)) return kernel_of<ColumnsFirst<R<V>>>();
   return p.extra == Extra::none ? kernel_of<RowsFirst<R<V>, false>>() : kernel_of<RowsFirst<R<V>, true>>();
 }
@@ -64,9 +99,16 @@ template <template <class> class R> Kernel pick(const Problem& p) {
   return {};
 }
 
+// Sums of long windows that move by one have an order of their own: the sliding engine takes them in every layout.
 template <class V, class S = V> Kernel sum_of(const Problem& p) {
-  if (p.op == Op::sum && DirectRows<Sum<V>, S, false>::serves(p))
-    return kernel_of<DirectRows<Sum<V>, S, false>>();
+  bool long_ones = false;
+  for (int a = 0; a < p.n_axes; ++a) long_ones |= p.axes[a].kernel > 3;
+  if (p.op == Op::sum) {
+    if ((long_ones || slides<Sum<V>, false>(p)) && Slide<Sum<V>, false>::serves(p))
+      return kernel_of<Slide<Sum<V>, false>>();
+    if (const Kernel found = p.x_type == p.y_type ? quick_engine<Sum<V>, S, false>(p) : Kernel{}; found.run)
+      return found;
+  }
   return kernel_of<ColumnsFirst<Sum<V>>>();
 }
 

@@ -98,7 +98,8 @@ struct Problem {
   int64_t lanes = 1;  // extent of a leading axis whose elements are neighbours; rows carry it inside
   int64_t tile = 0;   // outputs (backward: inputs) of the last axis worked on at a time
   int64_t tiles = 1;
-  int64_t units = 0;             // rows of work: planes * tiles * rows of the outer axes
+  int64_t rows = 1;              // of the outer axes: outputs (backward: inputs)
+  int64_t units = 0;             // pieces of work; an engine says what one is
   int64_t divisor = 0;           // > 0 or < 0: divide by this; 0: divide by the windows' shares
   bool divide = false;           // sum: false, avg: true
   double norm = 0;               // Lp

@@ -4,6 +4,10 @@
 
 #include <utility>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "reducers.h"
 
 namespace ndpool {
@@ -74,6 +78,41 @@ template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
   }
 }
 
+// N elements to storage, rounded to nearest even where it is narrower; `same` says that they came from there.
+template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, N> v) {
+  if constexpr (is_half<S>) {
+    using U = Vec<std::uint32_t, N>;
+    const U u = reinterpret_cast<U>(v), magnitude = u & 0x7fffffffu;
+    U bits;
+    if constexpr (std::is_same_v<S, bf16> && same) {
+      bits = u >> 16;
+    } else if constexpr (std::is_same_v<S, bf16>) {
+      bits = magnitude > 0x7f800000u ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    } else {
+      const U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+      const U tiny = reinterpret_cast<U>(reinterpret_cast<Vec<float, N>>(magnitude) + 0.5f) -
+                     std::bit_cast<std::uint32_t>(0.5f);
+      bits = magnitude < 0x38800000u ? tiny : normal;
+      bits = magnitude >= 0x477ff000u ? U{} + 0x7c00u : bits;
+      bits = magnitude > 0x7f800000u ? U{} + 0x7e00u : bits;
+      bits |= (u >> 16) & 0x8000u;
+    }
+    write(&p->bits, __builtin_convertvector(bits, Vec<std::uint16_t, N>));
+  } else {
+    write(p, v);
+  }
+}
+
+// Codes to storage: bytes, ints, or positions counted from `base`.
+template <int N, class C> inline void write_codes(Extra extra, char* to, int64_t at, C code, int64_t base) {
+  if (extra == Extra::offset8)
+    write(reinterpret_cast<std::uint8_t*>(to) + at, __builtin_convertvector(code, Vec<std::uint8_t, N>));
+  else if (extra == Extra::offset32)
+    write(reinterpret_cast<std::int32_t*>(to) + at, __builtin_convertvector(code, Vec<std::int32_t, N>));
+  else
+    write(reinterpret_cast<int64_t*>(to) + at, __builtin_convertvector(code, Vec<int64_t, N>) + base);
+}
+
 template <class V, int... I> inline V evens(V a, V b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, 2 * I...);
 }
@@ -91,12 +130,43 @@ template <class V> inline V odds(V a, V b) {
 // Where either holds a NaN.
 template <class V> inline auto unordered(V a, V b) { return ~((a <= b) | (a > b)); }
 
+// Whether any bit of it is set.
 template <class V> inline bool any(V mask) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    const __m512i m = reinterpret_cast<__m512i>(mask);
+    return _mm512_test_epi64_mask(m, m) != 0;
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    const __m256i m = reinterpret_cast<__m256i>(mask);
+    return !_mm256_testz_si256(m, m);
+  }
+#endif
   using Words = Vec<std::uint64_t, int(sizeof(V) / 8)>;
   const Words words = reinterpret_cast<Words>(mask);
   std::uint64_t all = 0;
   for (int i = 0; i < int(sizeof(V) / 8); ++i) all |= words[i];
   return all != 0;
+}
+
+// The first element that is set, or as many as there are.
+template <class V> inline int first_set(V mask) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && sizeof(Element<V>) == 4) {
+    const __m512i m = reinterpret_cast<__m512i>(mask);
+    return __builtin_ctz(0x10000u | _mm512_test_epi32_mask(m, m));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32 && sizeof(Element<V>) == 4)
+    return __builtin_ctz(0x100u | unsigned(_mm256_movemask_ps(reinterpret_cast<__m256>(mask))));
+#endif
+  int k = 0;
+  if (!any(mask)) return length_of<V>;
+  while (k < length_of<V> && !mask[k]) ++k;
+  return k;
 }
 
 }  // namespace

@@ -8,6 +8,21 @@
 namespace ndpool {
 namespace {
 
+// Behind the last element of the input; null where it has negative strides.
+inline const char* end_of(const Problem& p, int64_t item) {
+  const char* end = p.x.data + item + (p.lanes - 1) * p.x.lane;
+  bool forth = p.x.lane >= 0;
+  for (int a = 0; a < p.n_axes; ++a) {
+    forth &= p.x.pooled[a] >= 0;
+    end += (p.axes[a].size - 1) * p.x.pooled[a];
+  }
+  for (int a = 0; a < p.n_lead; ++a) {
+    forth &= p.x.lead[a] >= 0;
+    end += (p.lead_shape[a] - 1) * p.x.lead[a];
+  }
+  return forth ? end : nullptr;
+}
+
 // A list of (index, tap) pairs along one outer axis, and the row sets made of their product.
 struct Taps {
   int64_t *index, *tap, n;

@@ -1,0 +1,376 @@
+// The engine for blocks: windows that share little or nothing, such as a whole plane, the parts of an adaptive
+// pooling, or a stride as long as the window. The rows of a window are folded into one, in registers; then the short
+// row is folded into its outputs. The best of a window is searched by value, which is quick; where it stands, and
+// which of two zeros it is, is found afterwards by looking for the value in the order of a row-major scan.
+#pragma once
+
+#include "forward.h"
+#include "simd.h"
+
+namespace ndpool {
+namespace {
+
+template <class R, class S, bool coded> struct Blocks {
+  using V = typename R::V;
+  static constexpr int N = wide<V>, broad = 4;
+  static constexpr bool can_be_nan = R::picks && is_real<V>;
+  using Vn = Vec<V, N>;
+  static constexpr int64_t row_elements = 16 * 1024 / sizeof(V);
+
+  static bool serves(const Problem& p) {
+    if (p.lanes != 1 || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
+    const int last = p.n_axes - 1;
+    if (p.x.pooled[last] != sizeof(S) || (p.axes[last].regular() && p.axes[last].step != 1)) return false;
+    for (int a = 0; a < p.n_axes; ++a) {
+      const Axis& axis = p.axes[a];
+      if (axis.regular() ? axis.stride < axis.kernel && axis.out > 1 : axis.table_stride != 0) return false;
+    }
+    return true;
+  }
+
+  static void prepare(Problem& p) {
+    const Axis& last = p.axes[p.n_axes - 1];
+    const int64_t per_output = most(1, last.regular() ? last.stride : last.size / most(1, last.out));
+    p.tile = most(1, least(last.out, row_elements / per_output));
+    p.tiles = ceil_div(last.out, p.tile);
+    p.units = p.planes * p.tiles * p.rows;
+    p.scratch = N * Scratch::bytes<V>(row_pitch(p)) + Scratch::bytes<Window>(p.tile) +
+                Scratch::bytes<int64_t>(p.tile);
+  }
+
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    Blocks work(p, begin, memory);
+    if constexpr (sizeof(V) >= 4)  // more lanes have longer ways from rows to columns
+      if (p.axes[p.n_axes - 1].out == 1) return work.alone(begin, end);
+    work.many(begin, end);
+  }
+
+private:
+  // Where the rows of a unit's windows are, and what they mean.
+  struct Rows {
+    const S* x;
+    int64_t slabs, rows, slab_pitch, row_pitch;
+    int64_t slab_tap, row_tap;  // of the first row
+    int64_t slab_at, row_at;    // its place in the plane
+    int64_t share;              // of the divisor
+    int64_t count() const { return slabs * rows; }
+  };
+
+  const Problem& p_;
+  Walk<Over::outputs> walk_;
+  V* folded_;  // up to N rows
+  int64_t pitch_;
+  Range full_;    // outputs with whole windows
+  const S* end_;  // of the input; null where it has negative strides
+
+  static int64_t row_pitch(const Problem& p) {
+    return ceil_div(widest(p.axes[p.n_axes - 1], p.tile), N) * N + 8 * N;
+  }
+
+  Blocks(const Problem& p, int64_t begin, char* memory) : p_(p), walk_(p, begin), pitch_(row_pitch(p)) {
+    Scratch scratch(memory);
+    folded_ = scratch.take<V>(N * pitch_);
+    const Axis& last = p.axes[p.n_axes - 1];
+    full_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
+    end_ = reinterpret_cast<const S*>(end_of(p, sizeof(S)));
+  }
+
+  static int64_t begin_of(const Axis& a, int64_t o) {
+    return a.regular() ? a.origin + o * a.stride : a.starts[o];
+  }
+
+  Rows rows() const {
+    const int n = p_.n_axes - 1;
+    Rows got{reinterpret_cast<const S*>(walk_.plane(p_.x)), 1, 1, 0, 0, 0, 0, 0, 0, 1};
+    const auto add = [&](int a, int64_t& taps, int64_t& pitch, int64_t& tap, int64_t& at) {
+      const Axis& axis = walk_.axis(a);
+      const int64_t o = walk_.at(a), item = p_.x.pooled[a] / int64_t(sizeof(S));
+      const Window w = window(axis, o);
+      taps = w.taps;
+      tap = w.lead;
+      at = begin_of(axis, o) + w.lead * axis.step;
+      pitch = axis.step * item;
+      got.x += w.start * item;
+      if (p_.divide && !p_.divisor) got.share *= ndpool::share(axis, o);
+    };
+    if (n >= 1) add(n - 1, got.rows, got.row_pitch, got.row_tap, got.row_at);
+    if (n == 2) add(0, got.slabs, got.slab_pitch, got.slab_tap, got.slab_at);
+    return got;
+  }
+
+  int64_t own_share(int64_t o) const {
+    return o >= full_.lo && o < full_.hi ? p_.axes[p_.n_axes - 1].uncropped : share(walk_.last(), o);
+  }
+
+  template <class T> static T merge(T later, T best) {
+    if constexpr (R::picks)
+      return R::beats(later, best) ? later : best;
+    else
+      return best + later;
+  }
+
+  // Columns [0, n) of all rows, one row after the other, `x` being the first; true if a NaN was met, be it a little
+  // beyond the last column.
+  bool fold(const Rows& rows, const S* x, int64_t n, V* to) const {
+    auto seen = Vn{} != Vn{};
+    const S* last = x + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch;
+    // Vectors may read beyond the row, but not beyond the array.
+    const int64_t vectors = last + ceil_div(n, N) * N <= end_ ? ceil_div(n, N) : n / N;
+    int64_t k = 0;
+    for (; k + broad <= vectors; k += broad) strip<broad>(rows, x + k * N, N, to + k * N, N, seen);
+    if (vectors - k == 3)
+      strip<3>(rows, x + k * N, N, to + k * N, N, seen);
+    else if (vectors - k == 2)
+      strip<2>(rows, x + k * N, N, to + k * N, N, seen);
+    else if (vectors - k == 1)
+      strip<1>(rows, x + k * N, N, to + k * N, N, seen);
+    bool nan = false;
+    for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j]);
+    if constexpr (can_be_nan) return nan || any(seen);
+    return false;
+  }
+
+  // W vectors, `gap` elements apart.
+  template <int W, class Mask> __attribute__((always_inline)) static inline void
+  strip(const Rows& rows, const S* x, int64_t gap, V* to, int64_t to_gap, Mask& seen) {
+    Vn acc[W];
+    const auto look = [&](Vn v) __attribute__((always_inline)) {
+      if constexpr (can_be_nan) seen |= v != v;
+      return v;
+    };
+    const int64_t ahead = rows.rows * rows.row_pitch;  // what comes next, as a rule
+    for (int w = 0; w < W; ++w) {
+      acc[w] = look(read_as<V, N>(x + w * gap));
+      __builtin_prefetch(x + w * gap + ahead);
+    }
+    int64_t first = 1;
+    for (int64_t s = 0; s < rows.slabs; ++s, x += rows.slab_pitch, first = 0) {
+      const S* from = x + first * rows.row_pitch;
+      for (int64_t r = first; r < rows.rows; ++r, from += rows.row_pitch)
+        for (int w = 0; w < W; ++w) {
+          acc[w] = merge(look(read_as<V, N>(from + w * gap)), acc[w]);
+          __builtin_prefetch(from + w * gap + ahead);
+        }
+    }
+    for (int w = 0; w < W; ++w) write(to + w * to_gap, acc[w]);
+  }
+
+  static bool column(const Rows& rows, const S* x, V& to) {
+    bool nan = false;
+    for (int64_t s = 0; s < rows.slabs; ++s)
+      for (int64_t r = 0; r < rows.rows; ++r) {
+        const V v = load_as<V>(x[s * rows.slab_pitch + r * rows.row_pitch]);
+        nan |= is_nan(v);
+        to = s + r ? merge(v, to) : v;
+      }
+    return nan;
+  }
+
+  // Units of several outputs.
+  void many(int64_t begin, int64_t end) {
+    const int last = p_.n_axes - 1;
+    const Axis& axis = p_.axes[last];
+    const int64_t step = p_.y.pooled[last], extra_step = p_.extra_array.pooled[last];
+    const bool whole = axis.regular() && axis.stride == axis.kernel && step == sizeof(S);
+    for (int64_t unit = begin; unit < end; ++unit, walk_.next()) {
+      const Rows rows = this->rows();
+      const int64_t first = walk_.tile_begin(), n = walk_.tile_end() - first;
+      const Span in = touched(walk_.last(), first, first + n);
+      const bool nan = rows.count() && fold(rows, rows.x + in.from, in.to - in.from, folded_);
+      char* y = walk_.row(p_.y, first, first + n).data;
+      char* extra = coded ? walk_.row(p_.extra_array, first, first + n).data : nullptr;
+      int64_t o = 0;
+      if (!coded && !nan && rows.count() && whole) {
+        const Range full = interior(axis, first, first + n);
+        if (full.lo == first && axis.kernel == 4)
+          o = regular<4>(rows, folded_, full.hi - full.lo, reinterpret_cast<S*>(y));
+        else if (full.lo == first && axis.kernel == 8)
+          o = regular<8>(rows, folded_, full.hi - full.lo, reinterpret_cast<S*>(y));
+      }
+      for (; o < n; ++o) {
+        const Window w = window(walk_.last(), first + o);
+        const V* from = folded_ + (w.start - in.from);
+        V best = R::init();
+        if (rows.count() && w.taps) {
+          best = from[0];
+          for (int64_t t = 1; t < w.taps; ++t) best = merge(from[t], best);
+        }
+        if (!R::picks && p_.divide)
+          best /= V(p_.divisor ? p_.divisor : most(1, rows.share * own_share(first + o)));
+        finish(rows, w, first + o, nan, best, *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
+      }
+    }
+  }
+
+  // Neighbouring windows of K columns each, a vector of outputs at a time; returns how many were done.
+  template <int K> int64_t regular(const Rows& rows, const V* from, int64_t n, S* y) const {
+    const V by = V(!p_.divide ? 1 : p_.divisor ? p_.divisor : rows.share * K);
+    int64_t o = 0;
+    for (; o + N <= n; o += N, from += K * N) {
+      Vn x[K];
+      for (int k = 0; k < K; ++k) x[k] = read<V, N>(from + k * N);
+      unzip<K>(x);
+      Vn best = x[0];
+      for (int k = 1; k < K; ++k) best = merge(x[k], best);
+      if constexpr (!R::picks)
+        if (p_.divide) best /= by;
+      if constexpr (can_be_nan)
+        if (any(best == V(0))) return o;
+      write_as<N, R::picks, S, V>(y + o, best);
+    }
+    return o;
+  }
+
+  // Units of one output: as many at a time as a vector has lanes, column by column.
+  void alone(int64_t begin, int64_t end) {
+    const Window w = window(walk_.last(), 0);
+    // One unit after the other, at an even distance: nothing but the addresses changes.
+    const bool even = p_.rows == 1 && p_.n_lead <= 1;
+    Rows rows[N];
+    char *y[N], *extra[N];
+    V by[N];
+    for (int64_t unit = begin; unit < end; unit += N) {
+      const int n = int(least(N, end - unit));
+      std::uint64_t nan = 0;
+      if (even && unit > begin) {
+        for (int k = 0; k < n; ++k) rows[k].x += N * p_.x.lead[0] / int64_t(sizeof(S));
+        for (int k = 0; k < n; ++k) y[k] += N * p_.y.lead[0];
+        if constexpr (coded)
+          for (int k = 0; k < n; ++k) extra[k] += N * p_.extra_array.lead[0];
+      } else {
+        for (int k = 0; k < n; ++k, walk_.next()) {
+          rows[k] = this->rows();
+          y[k] = walk_.row(p_.y, 0, 1).data;
+          extra[k] = coded ? walk_.row(p_.extra_array, 0, 1).data : nullptr;
+          by[k] = V(p_.divisor ? p_.divisor : most(1, rows[k].share * own_share(0)));
+        }
+      }
+      int done = 0;
+      if (even && w.taps && w.taps <= N && rows[0].count()) {  // narrow planes: several at a time
+        const int64_t gap = p_.x.lead[0] / int64_t(sizeof(S));
+        for (; done + broad <= n; done += broad) {
+          const S* x = rows[done].x + w.start;
+          if (x + (broad - 1) * gap + (rows[0].slabs - 1) * rows[0].slab_pitch +
+                  (rows[0].rows - 1) * rows[0].row_pitch + N >
+              end_)
+            break;
+          auto seen = Vn{} != Vn{};
+          strip<broad>(rows[0], x, gap, folded_ + done * pitch_, pitch_, seen);
+          if constexpr (can_be_nan)
+            if (any(seen)) nan |= std::uint64_t((1 << broad) - 1) << done;
+        }
+      }
+      if (w.taps)
+        for (int k = done; k < n; ++k)
+          if (rows[k].count())
+            nan |= std::uint64_t(fold(rows[k], rows[k].x + w.start, w.taps, folded_ + k * pitch_)) << k;
+      Vn acc = Vn{} + R::init();
+      for (int64_t j = 0; j < w.taps; j += N) {
+        Vn columns[N];
+        for (int k = 0; k < N; ++k) columns[k] = read<V, N>(folded_ + k * pitch_ + j);
+        unzip<N>(columns);  // rows become columns
+        for (int t = 0; t < N && j + t < w.taps; ++t) acc = j + t ? merge(columns[t], acc) : columns[t];
+      }
+      if constexpr (!R::picks)
+        if (p_.divide) acc /= read<V, N>(by);
+      const bool settled =
+          !coded && !nan && n == N && even && p_.y.lead[0] == sizeof(S) && rows[0].count() && w.taps;
+      if (settled && !(R::picks && is_real<V> && any(acc == V(0)))) {
+        write_as<N, R::picks, S, V>(reinterpret_cast<S*>(y[0]), acc);
+        continue;
+      }
+      V values[N];
+      write(values, acc);
+      for (int k = 0; k < n; ++k)
+        finish(rows[k], w, 0, nan >> k & 1, rows[k].count() && w.taps ? values[k] : R::init(),
+               *reinterpret_cast<S*>(y[k]), extra[k]);
+    }
+  }
+
+  // Every K-th element, for K vectors that follow each other: pairs to evens and odds, as often as it takes.
+  template <int K> __attribute__((always_inline)) static inline void unzip(Vn (&x)[K]) {
+    for (int m = 1; m < K; m *= 2) {
+      Vn y[K];
+      for (int k = 0; k < K / 2; ++k) {
+        y[k] = evens(x[2 * k], x[2 * k + 1]);
+        y[k + K / 2] = odds(x[2 * k], x[2 * k + 1]);
+      }
+      for (int k = 0; k < K; ++k) x[k] = y[k];
+    }
+  }
+
+  // A value to the results. Which of its equals it is, and where, is looked up if anyone can tell.
+  __attribute__((always_inline)) void finish(const Rows& rows, const Window& w, int64_t o, bool nan, V best,
+                                             S& to, char* extra) const {
+    if constexpr (R::picks)
+      if (coded || nan || (is_real<V> && best == V(0))) return look(rows, w, o, nan, best, to, extra);
+    to = store_as<S>(best);
+  }
+
+  __attribute__((noinline)) void look(const Rows& rows, const Window& w, int64_t o, bool nan, V best, S& to,
+                                      char* extra) const {
+    int64_t slab = 0, row = 0, column = 0;
+    if (rows.count() && w.taps) {
+      if (nan)
+        scan(rows, w, best, slab, row, column);
+      else
+        search(rows, w, best, slab, row, column);
+      to = rows.x[slab * rows.slab_pitch + row * rows.row_pitch + w.start + column];
+    } else {
+      to = store_as<S>(best);
+    }
+    if constexpr (coded) {
+      const int n = p_.n_axes - 1;
+      const Axis& last = walk_.last();
+      const int64_t deep = n >= 1 ? p_.axes[n - 1].kernel : 1, tall = n >= 1 ? p_.axes[n - 1].size : 1;
+      const int64_t code =
+          ((rows.slab_tap + slab) * deep + rows.row_tap + row) * last.kernel + w.lead + column;
+      if (p_.extra == Extra::offset8)
+        *reinterpret_cast<std::uint8_t*>(extra) = std::uint8_t(code);
+      else if (p_.extra == Extra::offset32)
+        *reinterpret_cast<std::int32_t*>(extra) = std::int32_t(code);
+      else
+        *reinterpret_cast<int64_t*>(extra) = ((rows.slab_at + slab * (n == 2 ? p_.axes[0].step : 1)) * tall +
+                                              rows.row_at + row * (n >= 1 ? p_.axes[n - 1].step : 1)) *
+                                                 last.size +
+                                             begin_of(last, o) + w.lead + column;
+    }
+  }
+
+  // The exact way.
+  static void scan(const Rows& rows, const Window& w, V& best, int64_t& slab, int64_t& row, int64_t& column) {
+    best = R::init();
+    for (int64_t s = 0; s < rows.slabs; ++s)
+      for (int64_t r = 0; r < rows.rows; ++r) {
+        const S* x = rows.x + s * rows.slab_pitch + r * rows.row_pitch + w.start;
+        for (int64_t c = 0; c < w.taps; ++c) {
+          const V v = load_as<V>(x[c]);
+          if (!R::better(v, best)) continue;
+          best = v;
+          slab = s, row = r, column = c;
+        }
+      }
+  }
+
+  // The first element that is equal to the best.
+  void search(const Rows& rows, const Window& w, V best, int64_t& slab, int64_t& row, int64_t& column) const {
+    for (int64_t s = 0; s < rows.slabs; ++s)
+      for (int64_t r = 0; r < rows.rows; ++r) {
+        const S* x = rows.x + s * rows.slab_pitch + r * rows.row_pitch + w.start;
+        for (int64_t c = 0; c < w.taps; c += N) {
+          int64_t k = c;
+          if (x + c + N <= end_)
+            k += first_set(read_as<V, N>(x + c) == best);
+          else
+            while (k < w.taps && !(load_as<V>(x[k]) == best)) ++k;
+          if (k < least(c + N, w.taps)) {
+            slab = s, row = r, column = k;
+            return;
+          }
+        }
+      }
+  }
+};
+
+}  // namespace
+}  // namespace ndpool
