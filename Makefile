@@ -9,10 +9,10 @@ SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types unit sanitize wheel clean
+.PHONY: help demo test lint types unit test-gpu sanitize wheel clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: .venv/.installed  ## install the package and run the worked examples (NumPy only)
 	$(BIN)/ndpool demo
@@ -29,6 +29,10 @@ types: .venv/.development  ## check the types of the package
 
 unit: .venv/.development  ## run the tests and the examples in the documentation
 	$(BIN)/pytest -n 2
+
+# Needs no compiled core: the Python that runs it has PyTorch, Triton and pytest.
+test-gpu:  ## run the checks of the GPU kernels, on a GPU
+	PYTHONPATH=src:tests $(PYTHON) -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib tests/gpu_checks.py
 
 # AddressSanitizer has to be loaded before Python, and the C++ library with it, or it cannot catch what is thrown.
 sanitize: .venv-sanitize/.installed  ## run the tests with a core that watches its memory (no PyTorch, slow)

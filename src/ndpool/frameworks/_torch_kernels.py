@@ -1,15 +1,16 @@
 """The compiled core on plain PyTorch tensors: memory in, memory out, no derivative.
 
 Called by the room in `torch.py` and by the operators in `_torch_ops.py`. A CPU tensor is handed over as its
-address and strides and never copied, unless its memory is misaligned; a tensor of another device makes the
-journey through the CPU. Outputs keep the channels-last format, as PyTorch's do, and are contiguous otherwise.
+address and strides and never copied, unless its memory is misaligned; a CUDA tensor goes to `_torch_gpu.py`,
+a tensor of another device through the CPU. Outputs keep the channels-last format, as PyTorch's do, and are
+contiguous otherwise.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -33,25 +34,47 @@ _EXTRA_DTYPES = (torch.uint8, torch.uint8, torch.int32, torch.int64)
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _SPATIAL = {3: (2,), 4: (3, 2), 5: (4, 3, 2)}
 _warned: set[str] = set()
+_triton_only = False  # tests run CPU tensors through Triton's interpreter
 
 
 def on_cpu(kernel: F) -> F:
-    """The kernel for tensors of any device: other devices' go through the CPU, with one warning each."""
+    """The kernel for tensors of any device."""
 
     @wraps(kernel)
     def run(x: Tensor, *args: Any) -> Any:
-        return kernel(x, *args) if x.is_cpu else _through_cpu(kernel, x, *args)
+        return kernel(x, *args) if x.is_cpu and not _triton_only else _elsewhere(kernel, x, *args)
 
     return run  # type: ignore[return-value]
+
+
+def _elsewhere(kernel: Callable[..., Any], x: Tensor, *args: Any) -> Any:
+    """CUDA tensors have kernels of their own for up to three axes; others go through the CPU."""
+    if x.is_cuda or _triton_only:
+        axes = args[0] if type(args[0]) is tuple else args[1]
+        if len(axes) <= 3:
+            return getattr(_gpu(), kernel.__name__)(x, *args)
+    return _through_cpu(kernel, x, *args)
+
+
+@cache
+def _gpu() -> Any:
+    try:
+        from ndpool.frameworks import _torch_gpu
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ImportError(
+            "ndpool: CUDA tensors need Triton, which is missing; `pip install triton`"
+        ) from error
+    return _torch_gpu
 
 
 def _through_cpu(kernel: Callable[..., Any], x: Tensor, *args: Any) -> Any:
     device = x.device
     if device.type not in _warned:
         _warned.add(device.type)
-        warnings.warn(
-            f"ndpool has no kernels for {device.type}: such tensors are pooled on the CPU", stacklevel=2
-        )
+        kind = "more than 3 axes of cuda" if x.is_cuda else device.type
+        warnings.warn(f"ndpool has no kernels for {kind}: such tensors are pooled on the CPU", stacklevel=2)
     result = kernel(x.cpu(), *(a.cpu() if isinstance(a, Tensor) else a for a in args))
     return tuple(r.to(device) for r in result) if isinstance(result, tuple) else result.to(device)
 
@@ -118,8 +141,8 @@ def pool(
     channels_last: bool | None = None,
 ) -> Any:
     """Values, and with a `kind` also where in its window or its plane each was found."""
-    if not x.is_cpu:
-        return _through_cpu(pool, x, axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
+    if not x.is_cpu or _triton_only:
+        return _elsewhere(pool, x, axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
     if reduction.norm and not divisor:
         divisor = plan.norm_divisor
     # Every small call comes through here, so the common case is written out.

@@ -1,0 +1,277 @@
+"""Backward: which kernel serves a plan on given memory, with which block shapes.
+
+The choice follows from shapes, strides and the plan alone and is remembered with them. Called by
+`frameworks/_torch_gpu.py`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ndpool._triton.forward import forward
+from ndpool._triton.kernels.any_backward import any_backward_kernel
+from ndpool._triton.kernels.block_backward import block_backward_kernel
+from ndpool._triton.kernels.few_backward import few_backward_kernel
+from ndpool._triton.kernels.planes import plane_backward_kernel
+from ndpool._triton.launch import (
+    THREADS,
+    Launch,
+    axis_numbers,
+    divide_by,
+    holders,
+    launcher,
+    merged,
+    most_holders,
+    nothing,
+    padded,
+    runs,
+    strips,
+    whole_planes,
+)
+from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
+from ndpool.geometry import AxisPlan, Plan
+
+
+@lru_cache(1024)
+def backward(
+    plan: Plan,
+    axes: tuple[int, ...],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    out_shape: tuple[int, ...],
+    out_stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    picks: bool,
+    divides: bool,
+    divisor: int,
+    aligned: bool,
+) -> Launch | None:
+    """What writes the gradient of a pooling's input, or None where the output's needs a packed copy."""
+    memory: Any = (shape, stride, out_shape, out_stride)
+    if stride[axes[-1]] == 1:
+        plan, axes, *memory = merged(plan, axes, *memory)
+    w = walk(axes, *memory)
+    if w is None:
+        return None
+    three = padded(plan)
+    size = dtype.itemsize if aligned else 10**9
+    divide, by = divide_by(three, divides, divisor)
+    common = {
+        "PICKS": picks,
+        "DIVIDE": divide,
+        "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
+        "WIDE": w.big,
+        "CHANNELS": w.channels,
+        "LEADS": w.leads,
+    }
+    last = three[2]
+    if picks and prod(plan.sizes) >= 16 * prod(plan.out) and prod(map(most_holders, three)) <= 8:
+        return _few(three, w, common, device, aligned)
+    if whole_planes(three, w) and w.leads < 2 and w.wide[1] in (0, last.size) and last.size <= 1024:
+        return _plane_backward(last.size, last.size * w.sizes[1], w.narrow[1], size, by, common)
+    if not picks and divide != 2 and strips(three) and all(a.stride == 1 for a in three):
+        return _mirrored(plan, axes, memory, dtype, device, divides, by, aligned)
+    if strips(three):
+        found = _blocks(three, w, size, by, common)
+        if found is not None:
+            return found
+    return _any_backward(three, w, size, by, common, device)
+
+
+@lru_cache(1024)
+def _mirror(plan: Plan) -> Plan:
+    """The windows of outputs that hold an input, where all have stride 1: they are windows of stride 1."""
+    axes = []
+    for a in plan.axes:
+        axes.append(AxisPlan(a.out, a.size, a.kernel, 1, 1, 1 - a.kernel - a.origin, (0, a.out)))
+    return Plan(axes)
+
+
+def _mirrored(
+    plan: Plan,
+    axes: tuple[int, ...],
+    memory: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    divides: bool,
+    by: int,
+    aligned: bool,
+) -> Launch | None:
+    shape, stride, out_shape, out_stride = memory
+    wide = (out_shape, out_stride, shape, stride, dtype, dtype, device)
+    run = forward(_mirror(plan), axes, *wide, 2, 0, divides, by, aligned)
+    if run is None:
+        return None
+
+    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+        run(grad, result, result)
+
+    return launch
+
+
+def _blocks(
+    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]
+) -> Launch | None:
+    d, h, last = axes
+    low = [-((a.kernel - 1 + a.origin) // a.stride) for a in axes]
+    more = [(a.stride - 1 - a.origin) // a.stride - m for a, m in zip(axes, low, strict=True)]
+    vec = x_unit = y_unit = channel_vector(w, itemsize)
+    columns = not w.channels and w.wide[5] == 1 and w.narrow[5] == 1
+    outs, first, shift, vectors, chunk = 1, 0, 0, 1, 1
+    most = widest(itemsize) if columns else 8
+    if columns:
+        vec = outs = max(1, next_power(most // last.stride))
+        while outs > 1 and last.size % (outs * last.stride):
+            vec = outs = outs // 2
+        chunk = widest(itemsize, outs * last.stride)
+        first, shift = divmod(low[2], vec)
+        vectors = -(-(shift + outs + more[2]) // vec)
+        x_unit = (
+            chunk if last.size % (outs * last.stride) == 0 and not any(s % chunk for s in w.wide[1:5]) else 1
+        )
+        y_unit = vec if last.out % vec == 0 and not any(s % vec for s in w.narrow[1:5]) else 1
+    rows, loop_h = 4, False
+    across = vectors if columns else more[2] + 1
+    while not columns and vec > 1 and across * vec * (1 + common["PICKS"]) > 64:
+        vec = x_unit = y_unit = vec // 2
+    held = (more[0] + 1) * across * vec * (1 + common["PICKS"])
+    blocks_h, each = -(-h.size // h.stride), d.stride * h.stride * outs * last.stride
+    while rows > 1 and (held * (rows + more[1]) > 80 or rows >= 2 * blocks_h or rows * each > 64):
+        rows //= 2
+    if held * (rows + more[1]) > 100:
+        rows, loop_h = 1, True
+    if each * (1 if columns else vec) > 64 or held > 100 or outs * last.stride > most:
+        return None
+    n_w = -(-last.size // (last.stride * outs))
+    n_c = w.sizes[0] if columns else w.sizes[0] // vec
+    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
+    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    n_strips = -(-blocks_h // rows)
+    blocks_d = -(-d.size // d.stride)
+    grid = -(-n_lanes // lanes) * blocks_d * n_strips
+    wide = [s // x_unit for s in w.wide]
+    narrow = [s // y_unit for s in w.narrow]
+    if not columns and vec > 1:
+        wide[0] = narrow[0] = 1
+    numbers: list[Any] = [n_lanes, n_c, n_w, w.sizes[1], *wide, *narrow]
+    numbers += [a.size for a in axes] + [a.out for a in axes] + [b for a in axes for b in a.bounds]
+    numbers += [by, 1 / by, n_strips, blocks_d, more[1]]
+    constants = common | {
+        "COLUMNS": columns,
+        "FIRST_VECTOR": first,
+        "SHIFT": shift,
+        "VECTORS": vectors,
+        "CHUNK": chunk,
+        "X_UNIT": x_unit,
+        "Y_UNIT": y_unit,
+        "VEC": vec,
+        "ROWS": rows,
+        "LANES": lanes,
+        "LOOP_H": loop_h,
+        "num_warps": lanes // 32,
+    }
+    for name, a, lo, extent in zip("DHW", axes, low, more, strict=True):
+        constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"P{name}": -a.origin}
+        constants |= {f"LOW_{name}": lo, f"MORE_{name}": extent}
+
+    return launcher(block_backward_kernel, grid, numbers, constants, [], itemsize < 16)
+
+
+def _plane_backward(
+    size: int, total: int, pitch: int, itemsize: int, by: int, common: dict[str, Any]
+) -> Launch:
+    vec = widest(itemsize, total)
+    lanes = total // vec
+    constants = {key: common[key] for key in ("PICKS", "DIVIDE", "COMPUTE", "WIDE")} | {
+        "SIZE": size,
+        "LANES": THREADS,
+        "VEC": vec,
+        "num_warps": THREADS // 32,
+    }
+    numbers: list[Any] = [lanes, pitch, by, 1 / by]
+    return launcher(plane_backward_kernel, -(-lanes // THREADS), numbers, constants, [], itemsize < 16)
+
+
+def _any_backward(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
+) -> Launch:
+    vec = x_unit = y_unit = channel_vector(w, itemsize)
+    last = axes[2]
+    columns = not w.channels and w.wide[5] == 1 and last.size > 1
+    if columns:
+        # Neighbouring inputs, each with outputs of its own.
+        vec = x_unit = widest(itemsize, last.size, *w.wide[1:5])
+        y_unit = 1
+    n_w = -(-last.size // (vec if columns else 1))
+    n_c = w.sizes[0] if columns else w.sizes[0] // vec
+    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
+    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    bounds = runs(axes[1], device)
+    if common["PICKS"]:
+        # Gradients of picks differ from row to row: rows only share what the last axis needs.
+        bounds = torch.arange(0, axes[1].size + 8, 8, dtype=torch.int32, device=device).clamp_(
+            max=axes[1].size
+        )
+    grid = -(-n_lanes // lanes) * axes[0].size * (len(bounds) - 1)
+    wide, narrow = [s // x_unit for s in w.wide], [s // y_unit for s in w.narrow]
+    if not columns and vec > 1:
+        wide[0] = narrow[0] = 1
+    most = most_holders(last)
+    held = [nothing(device) * 4 if a.regular else holders(a, device) for a in axes]
+    common = common | {"DILATED": any(a.step > 1 for a in axes)}
+    numbers: list[Any] = [n_lanes, n_c, n_w, w.sizes[1], *wide, *narrow]
+    numbers += [n for a in axes for n in axis_numbers(a)] + [most, len(bounds) - 1, by, 1 / by]
+    constants = common | {
+        "TABLE_D": not axes[0].regular,
+        "TABLE_H": not axes[1].regular,
+        "TABLE_W": not axes[2].regular,
+        "MOST": min(most, 2),
+        "COLUMNS": columns,
+        "X_UNIT": x_unit,
+        "Y_UNIT": y_unit,
+        "VEC": vec,
+        "LANES": lanes,
+        "num_warps": lanes // 32,
+    }
+    given = [t for found in held for t in found] + [bounds]
+    return launcher(any_backward_kernel, grid, numbers, constants, given, itemsize < 16)
+
+
+def _few(
+    axes: tuple[AxisPlan, ...], w: Walk, common: dict[str, Any], device: torch.device, aligned: bool
+) -> Launch:
+    """Windows so large that most inputs get nothing: zeros, and what each output took."""
+    outs = prod(a.out for a in axes)
+    n_lanes = w.sizes[0] * outs * w.sizes[1] * w.sizes[2]
+    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    numbers: list[Any] = [n_lanes, w.sizes[0], outs, w.sizes[1], *w.wide, *w.narrow]
+    numbers += [n for a in axes for n in axis_numbers(a)]
+    given: list[Tensor] = []
+    for a in axes:
+        starts, _, firsts, ends = nothing(device) * 4 if a.regular else holders(a, device)
+        given += [starts, firsts, ends]
+    constants = {key: common[key] for key in ("COMPUTE", "WIDE", "CHANNELS", "LEADS")} | {
+        "LANES": lanes,
+        "num_warps": lanes // 32,
+    }
+    for name, a in zip("DHW", axes, strict=True):
+        constants |= {f"TABLE_{name}": not a.regular, f"MOST_{name}": most_holders(a)}
+    write = launcher(few_backward_kernel, -(-n_lanes // lanes), numbers, constants, given, aligned)
+
+    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+        result.zero_()
+        write(grad, offsets, result)
+
+    return launch

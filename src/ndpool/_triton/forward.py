@@ -1,0 +1,233 @@
+"""Forward: which kernel serves a plan on given memory, with which block shapes.
+
+The choice follows from shapes, strides and the plan alone, nothing is measured. Called by
+`frameworks/_torch_gpu.py`, which remembers it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from ndpool._triton.kernels.any_forward import any_forward_kernel
+from ndpool._triton.kernels.planes import plane_forward_kernel
+from ndpool._triton.kernels.strip_forward import strip_forward_kernel
+from ndpool._triton.launch import (
+    THREADS,
+    Launch,
+    axis_numbers,
+    compute_type,
+    divide_by,
+    launcher,
+    merged,
+    nothing,
+    padded,
+    strips,
+    tables,
+    whole_planes,
+    worst,
+)
+from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
+from ndpool.geometry import AxisPlan, Plan
+
+FILLED = 2**18  # lanes that keep a large device busy
+UNROLLED = 160  # loads that a strip may be made of: more take too long to compile
+
+
+def forward(
+    plan: Plan,
+    axes: tuple[int, ...],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    out_shape: tuple[int, ...],
+    out_stride: tuple[int, ...],
+    dtype: torch.dtype,
+    result: torch.dtype,
+    device: torch.device,
+    op: int,
+    kind: int,
+    divides: bool,
+    divisor: int,
+    aligned: bool,
+) -> Launch | None:
+    """What writes a pooling's results, or None where the input needs a packed copy."""
+    plan, axes, *memory = merged(plan, axes, shape, stride, out_shape, out_stride)
+    w = walk(axes, *memory)
+    if w is None:
+        return None
+    three = padded(plan)
+    size = dtype.itemsize if aligned else 10**9
+    common = {
+        "OP": op,
+        "KIND": kind,
+        "LOW": worst(dtype, op),
+        "COMPUTE": compute_type(dtype, result, op == 2),
+        "WIDE": w.big,
+        "CHANNELS": w.channels,
+        "LEADS": w.leads,
+    }
+    divide, by = divide_by(three, divides, divisor)
+    if whole_planes(three, w):
+        return _plane(three, w, size, by, common | {"DIVIDE": divide})
+    if strips(three):
+        found = _strip(three, w, size, by, common | {"DIVIDE": divide})
+        if found is not None:
+            return found
+    return _any(three, w, size, by, common | {"DIVIDE": divide}, device)
+
+
+def _plane(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]) -> Launch:
+    size, each = axes[2].size, max(1, min(4, widest(itemsize)))
+    lanes = min(next_power(-(-size // each)), 512)
+    planes = max(1, 512 // lanes)
+    n_planes = w.sizes[1] * w.sizes[2]
+    numbers: list[Any] = [n_planes, w.sizes[1], size, *w.wide[1:3], *w.narrow[1:3], by, 1 / by]
+    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
+        "PLANES": planes,
+        "LANES": lanes,
+        "EACH": each,
+        "num_warps": 4,
+    }
+    return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
+
+
+def _channels(w: Walk, itemsize: int, outs: int) -> int:
+    """Channels per lane: fewer than a load could take where there would be too few lanes for the device."""
+    vec = channel_vector(w, itemsize)
+    while vec > 2 and prod(w.sizes) * outs // vec < FILLED:
+        vec //= 2
+    return vec
+
+
+def _strip(
+    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]
+) -> Launch | None:
+    d, h, last = axes
+    coded = common["KIND"] != 0
+    vec = x_unit = y_unit = _channels(w, itemsize, last.out * h.out * d.out)
+    vector, columns, first, shift, vectors = 1, False, 0, 0, 1
+    loop_w = last.kernel > 8
+    if not w.channels and w.wide[5] == 1 and w.narrow[5] == 1:
+        vector = min(8, widest(itemsize, last.size, *w.wide[1:5]))
+        outs = max(1, vector // last.stride)
+        while outs * last.stride % vector:
+            outs *= 2
+        if h.out == 1 and last.out > 64:
+            outs *= 2  # a single row gives a thread too little to do
+        if vector > 1 and (outs == 1 or last.stride <= 8):
+            columns, vec, x_unit = True, outs, vector
+            first, shift = divmod(last.origin, vector)
+            vectors = -(-(shift + (vec - 1) * last.stride + last.kernel) // vector)
+            whole = last.out % vec == 0 and all(s % vec == 0 for s in w.narrow[1:5])
+            y_unit = vec if whole else 1
+            many = (shift + last.kernel) // vector - (shift + vec - 1) // vector > 3
+            loop_w = many and (vec == 1 or (last.stride == 1 and last.kernel >= vec))
+    outs = 1
+    if not columns and last.stride == 1 and last.kernel > 1:
+        most = 16 if last.kernel < 4 else 8
+        outs = min(4, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
+        outs = next_power(outs + 1) // 2
+        loop_w = last.kernel > 4
+    elif not columns:
+        loop_w = loop_w and outs == 1
+    loop_h = h.kernel > (6 if columns else 4)
+    if h.kernel <= h.stride:
+        rows = 2 if h.kernel < 4 else 1
+    elif loop_h:
+        rows = 1 if h.stride > 1 else min(8, h.kernel) if columns and vec <= 4 else 4
+    else:
+        rows = 4
+    while rows > 1 and (rows >= 2 * h.out or (coded and not columns and rows * outs * vec > 32)):
+        rows //= 2
+    bodies = 2 * rows if loop_h else (rows - 1) * h.stride + h.kernel
+    across = 2 * outs if loop_w else (outs - 1) * last.stride + last.kernel
+    if columns:
+        across = min(vectors, 5) if loop_w else vectors
+    if d.kernel * bodies * across > UNROLLED:
+        return None
+    n_w = -(-last.out // (vec if columns else outs))
+    n_c = w.sizes[0] if columns else w.sizes[0] // vec
+    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
+    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    n_strips = -(-h.out // rows)
+    grid = -(-n_lanes // lanes) * d.out * n_strips
+    ends = [a.origin + (a.out - 1) * a.stride + a.kernel for a in axes]
+    edges = last.origin < 0 or ends[2] > last.size or outs > 1
+    wide = [s // x_unit for s in w.wide]
+    narrow = [s // y_unit for s in w.narrow]
+    if not columns and vec > 1:
+        wide[0] = narrow[0] = 1
+    numbers: list[Any] = [n_lanes, n_c, n_w, w.sizes[1], *wide, *narrow]
+    numbers += [a.size for a in axes] + [a.out for a in axes] + [d.origin, h.origin]
+    numbers += [b for a in axes for b in a.bounds] + [by, 1 / by, n_strips, h.kernel, last.kernel]
+    constants = common | {
+        "KD": d.kernel,
+        "KH": h.kernel,
+        "KW": last.kernel,
+        "SD": d.stride,
+        "SH": h.stride,
+        "SW": last.stride,
+        "ORIGIN_W": last.origin,
+        "COLUMNS": columns,
+        "FIRST_VECTOR": first,
+        "SHIFT": shift,
+        "VECTORS": vectors,
+        "VECTOR": vector,
+        "X_UNIT": x_unit,
+        "Y_UNIT": y_unit,
+        "VEC": vec,
+        "OUTS": outs,
+        "ROWS": rows,
+        "LANES": lanes,
+        "EDGES": edges,
+        "LOOP_H": loop_h,
+        "LOOP_W": loop_w,
+        "PADDED": any(a.origin < 0 for a in axes),
+        "num_warps": lanes // 32,
+    }
+
+    return launcher(strip_forward_kernel, grid, numbers, constants, [], itemsize < 16)
+
+
+def _any(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
+) -> Launch:
+    per_plane = any(a.starts is not None and a.starts.ndim == 2 for a in axes)
+    vec = 1 if per_plane else channel_vector(w, itemsize)
+    n_c, last = w.sizes[0] // vec, axes[2]
+    n_lanes = n_c * last.out * w.sizes[1] * w.sizes[2]
+    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    grid = -(-n_lanes // lanes) * axes[0].out * axes[1].out
+    wide, narrow = ([s // vec for s in strides] for strides in (w.wide, w.narrow))
+    if vec > 1:
+        wide[0] = narrow[0] = 1
+    numbers: list[Any] = [
+        n_lanes,
+        n_c,
+        last.out,
+        w.sizes[1],
+        *wide,
+        *narrow,
+        *(w.planes if per_plane else (0, 0, 0)),
+    ]
+    numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by]
+    constants = common | {
+        "TABLE_D": not axes[0].regular,
+        "TABLE_H": not axes[1].regular,
+        "TABLE_W": not axes[2].regular,
+        "UNIT": vec,
+        "VEC": vec,
+        "LANES": lanes,
+        "num_warps": lanes // 32,
+    }
+    # Tables of single planes serve one call alone.
+    make = tables.__wrapped__ if per_plane else tables
+    held = [nothing(device) * 2 if a.regular else make(a, device) for a in axes]
+    return launcher(any_forward_kernel, grid, numbers, constants, [t for h in held for t in h], itemsize < 16)

@@ -1,0 +1,172 @@
+"""Windows of any kind, tap after tap: irregular, dilated, or too large to unroll."""
+
+import triton
+import triton.language as tl
+
+from ndpool._triton.kernels.lanes import AXES, INDEX64, SIZES, base_of, lanes_of
+from ndpool._triton.kernels.reducers import even_quotient, merge, quotient, share_of, widen
+
+
+@triton.jit
+def window_of(o, plane, starts, counts, out, size, kernel, stride, step, origin, TABLE: tl.constexpr):
+    """Where the windows begin, where their input ends, and how many taps they have."""
+    if TABLE:
+        at = plane * out + o
+        first = tl.load(starts + at)
+        taps = tl.load(counts + at)
+        return first, first + taps, taps
+    else:
+        return o * stride + origin, o * 0 + size, o * 0 + kernel
+
+
+@triton.jit
+def _lead(first, step, kernel):
+    return tl.minimum(tl.maximum(0, step - 1 - first) // step, kernel - 1)
+
+
+@triton.jit(do_not_specialize=[*SIZES, *AXES, "p_c", "p_1", "p_2"])
+def any_forward_kernel(
+    x,
+    y,
+    extra,
+    starts_d,
+    counts_d,
+    starts_h,
+    counts_h,
+    starts_w,
+    counts_w,
+    n_lanes,
+    n_c,
+    n_w,
+    n_1,
+    x_c,
+    x_1,
+    x_2,
+    x_d,
+    x_h,
+    x_w,
+    y_c,
+    y_1,
+    y_2,
+    y_d,
+    y_h,
+    y_w,
+    p_c,
+    p_1,
+    p_2,
+    size_d,
+    out_d,
+    kernel_d,
+    stride_d,
+    step_d,
+    origin_d,
+    whole_d,
+    front_d,
+    lo_d,
+    hi_d,
+    size_h,
+    out_h,
+    kernel_h,
+    stride_h,
+    step_h,
+    origin_h,
+    whole_h,
+    front_h,
+    lo_h,
+    hi_h,
+    size_w,
+    out_w,
+    kernel_w,
+    stride_w,
+    step_w,
+    origin_w,
+    whole_w,
+    front_w,
+    lo_w,
+    hi_w,
+    divisor,
+    inverse,
+    TABLE_D: tl.constexpr,
+    TABLE_H: tl.constexpr,
+    TABLE_W: tl.constexpr,
+    UNIT: tl.constexpr,
+    VEC: tl.constexpr,
+    LANES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    LEADS: tl.constexpr,
+    OP: tl.constexpr,
+    KIND: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    LOW: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """VEC outputs per lane, of windows of any kind: tap after tap."""
+    CODED: tl.constexpr = KIND != 0
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    oh = pid % out_h
+    od = pid // out_h % out_d
+    live, c, ow, l1, l2 = lanes_of(pid // out_h // out_d, n_lanes, n_c, n_w, n_1, LANES, CHANNELS, LEADS)
+    plane = base_of(c, l1, l2, p_c, p_1, p_2, CHANNELS, LEADS)
+    x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * UNIT
+    y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * UNIT
+    # Lanes beyond the last read the tables of the first.
+    plane = tl.where(live, plane, 0)
+    ow = tl.where(live, ow, 0)
+    first_d, end_d, taps_d = window_of(
+        ow * 0 + od, plane, starts_d, counts_d, out_d, size_d, kernel_d, stride_d, step_d, origin_d, TABLE_D
+    )
+    first_h, end_h, taps_h = window_of(
+        ow * 0 + oh, plane, starts_h, counts_h, out_h, size_h, kernel_h, stride_h, step_h, origin_h, TABLE_H
+    )
+    first_w, end_w, taps_w = window_of(
+        ow, plane, starts_w, counts_w, out_w, size_w, kernel_w, stride_w, step_w, origin_w, TABLE_W
+    )
+    along = tl.arange(0, VEC)[None, :]
+    best = tl.full([LANES, VEC], LOW, COMPUTE)
+    code = tl.zeros([LANES, VEC], tl.int32)
+    if CODED:
+        lead = _lead(first_d, step_d, kernel_d) * kernel_h + _lead(first_h, step_h, kernel_h)
+        code += (lead * kernel_w + _lead(first_w, step_w, kernel_w)).to(tl.int32)[:, None]
+    for td in range(kernel_d):
+        d = first_d + td * step_d
+        ok_d = live & (d >= 0) & (d < end_d)
+        for th in range(kernel_h):
+            h = first_h + th * step_h
+            ok_h = ok_d & (h >= 0) & (h < end_h)
+            row = x_base + (d * x_d + h * x_h) * UNIT
+            for tw in tl.range(0, kernel_w, loop_unroll_factor=4):
+                column = first_w + tw * step_w
+                ok = ok_h & (column >= 0) & (column < end_w)
+                at = row + column * x_w * UNIT
+                v = widen(tl.load(x + at[:, None] + along, mask=ok[:, None], other=LOW), COMPUTE)
+                best, code = merge(best, code, v, (td * kernel_h + th) * kernel_w + tw, OP, CODED)
+    ok = live[:, None]
+    at = (y_base + (od * y_d + oh * y_h + ow * y_w) * UNIT)[:, None] + along
+    if DIVIDE == 1:
+        best = even_quotient(best, divisor, inverse)
+    if DIVIDE == 2:
+        by = taps_d.to(tl.int64)
+        if not TABLE_D:
+            by = share_of(first_d - front_d * step_d, whole_d, step_d, lo_d, hi_d).to(tl.int64)
+        if TABLE_H:
+            by *= taps_h
+        else:
+            by *= share_of(first_h - front_h * step_h, whole_h, step_h, lo_h, hi_h)
+        if TABLE_W:
+            by *= taps_w
+        else:
+            by *= share_of(first_w - front_w * step_w, whole_w, step_w, lo_w, hi_w)
+        best = quotient(best, by[:, None])
+    tl.store(y + at, best.to(y.dtype.element_ty), mask=ok)
+    if CODED:
+        if KIND == INDEX64:
+            code = code.to(tl.int64)
+            d = first_d[:, None] + code // kernel_w // kernel_h * step_d
+            h = first_h[:, None] + code // kernel_w % kernel_h * step_h
+            position = (d * size_h + h) * size_w + (first_w[:, None] + code % kernel_w * step_w)
+            tl.store(extra + at, position, mask=ok)
+        else:
+            tl.store(extra + at, code.to(extra.dtype.element_ty), mask=ok)

@@ -1,0 +1,136 @@
+"""Backward of picks from windows so large that most inputs get nothing: zeros, and what each output took."""
+
+import triton
+import triton.language as tl
+
+from ndpool._triton.kernels.any_backward import holding, tap_of
+from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, lanes_of
+from ndpool._triton.kernels.reducers import widen
+
+
+@triton.jit
+def _position(tap, o, starts, stride, step, origin, TABLE: tl.constexpr):
+    if TABLE:
+        return tl.load(starts + o) + tap
+    else:
+        return o * stride + origin + tap * step
+
+
+@triton.jit(do_not_specialize=[*SIZES, *AXES])
+def few_backward_kernel(
+    grad,
+    offsets,
+    result,
+    starts_d,
+    firsts_d,
+    ends_d,
+    starts_h,
+    firsts_h,
+    ends_h,
+    starts_w,
+    firsts_w,
+    ends_w,
+    n_lanes,
+    n_c,
+    n_w,
+    n_1,
+    x_c,
+    x_1,
+    x_2,
+    x_d,
+    x_h,
+    x_w,
+    y_c,
+    y_1,
+    y_2,
+    y_d,
+    y_h,
+    y_w,
+    size_d,
+    out_d,
+    kernel_d,
+    stride_d,
+    step_d,
+    origin_d,
+    whole_d,
+    front_d,
+    lo_d,
+    hi_d,
+    size_h,
+    out_h,
+    kernel_h,
+    stride_h,
+    step_h,
+    origin_h,
+    whole_h,
+    front_h,
+    lo_h,
+    hi_h,
+    size_w,
+    out_w,
+    kernel_w,
+    stride_w,
+    step_w,
+    origin_w,
+    whole_w,
+    front_w,
+    lo_w,
+    hi_w,
+    TABLE_D: tl.constexpr,
+    TABLE_H: tl.constexpr,
+    TABLE_W: tl.constexpr,
+    MOST_D: tl.constexpr,
+    MOST_H: tl.constexpr,
+    MOST_W: tl.constexpr,
+    LANES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    LEADS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """One output per lane, into zeros: the whole gradient of the input it took.
+
+    All outputs that took one input write the same sum of the same gradients, so their order is of no matter.
+    """
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    live, c, w, l1, l2 = lanes_of(pid, n_lanes, n_c, n_w, n_1, LANES, CHANNELS, LEADS)
+    x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS)
+    y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS)
+    w = tl.where(live, w, 0)
+    ow = w % out_w
+    oh = w // out_w % out_h
+    od = w // out_w // out_h
+    code = tl.load(offsets + y_base + od * y_d + oh * y_h + ow * y_w, mask=live, other=0).to(tl.int32)
+    i = _position(code % kernel_w, ow, starts_w, stride_w, step_w, origin_w, TABLE_W)
+    h = _position(code // kernel_w % kernel_h, oh, starts_h, stride_h, step_h, origin_h, TABLE_H)
+    d = _position(code // kernel_w // kernel_h, od, starts_d, stride_d, step_d, origin_d, TABLE_D)
+    # A window that holds nothing names a place outside.
+    live = live & (i >= 0) & (i < size_w) & (h >= 0) & (h < size_h) & (d >= 0) & (d < size_d)
+    i = tl.where(live, i, 0)
+    h = tl.where(live, h, 0)
+    d = tl.where(live, d, 0)
+    first_d, end_d = holding(d, firsts_d, ends_d, out_d, kernel_d, stride_d, step_d, origin_d, TABLE_D)
+    first_h, end_h = holding(h, firsts_h, ends_h, out_h, kernel_h, stride_h, step_h, origin_h, TABLE_H)
+    first_w, end_w = holding(i, firsts_w, ends_w, out_w, kernel_w, stride_w, step_w, origin_w, TABLE_W)
+    total = tl.zeros([LANES], COMPUTE)
+    for md in tl.static_range(MOST_D):
+        for mh in tl.static_range(MOST_H):
+            for mw in tl.static_range(MOST_W):
+                other_d = first_d + md
+                other_h = first_h + mh
+                other_w = first_w + mw
+                ok = live & (other_d < end_d) & (other_h < end_h) & (other_w < end_w)
+                other_d = tl.where(ok, other_d, 0)
+                other_h = tl.where(ok, other_h, 0)
+                other_w = tl.where(ok, other_w, 0)
+                td = tap_of(d, other_d, starts_d, kernel_d, stride_d, step_d, origin_d, TABLE_D, True)
+                th = tap_of(h, other_h, starts_h, kernel_h, stride_h, step_h, origin_h, TABLE_H, True)
+                tw = tap_of(i, other_w, starts_w, kernel_w, stride_w, step_w, origin_w, TABLE_W, True)
+                at = y_base + other_d * y_d + other_h * y_h + other_w * y_w
+                tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
+                g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
+                hit = ok & (td >= 0) & (th >= 0) & (tw >= 0) & (tap == (td * kernel_h + th) * kernel_w + tw)
+                total += tl.where(hit, g, 0)
+    tl.store(result + x_base + d * x_d + h * x_h + i * x_w, total.to(result.dtype.element_ty), mask=live)

@@ -1,0 +1,196 @@
+"""What the launchers share: compute types, window tables in device memory, and the launch itself.
+
+Sizes travel as plain arguments: another size compiles nothing new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ndpool._triton.memory import LIMIT, Walk
+from ndpool.geometry import AxisPlan, Plan
+
+Launch = Callable[..., None]
+THREADS = 128
+_TRIVIAL = AxisPlan(1, 1, 1, 1, 1, 0, (0, 1))
+_WHOLE = {
+    torch.uint8: tl.uint8,
+    torch.int8: tl.int8,
+    torch.int16: tl.int16,
+    torch.uint16: tl.uint16,
+    torch.int32: tl.int32,
+    torch.uint32: tl.uint32,
+    torch.int64: tl.int64,
+    torch.uint64: tl.uint64,
+}
+
+
+def compute_type(dtype: torch.dtype, result: torch.dtype, sums: bool) -> Any:
+    """What a kernel computes in: the type itself, float32 for halves; sums of integers have 64 bits."""
+    if dtype.is_floating_point:
+        return tl.float64 if torch.float64 in (dtype, result) else tl.float32
+    if not sums:
+        return _WHOLE[dtype]
+    if result.is_floating_point:
+        return tl.float64
+    return tl.uint64 if dtype is torch.uint64 else tl.int64
+
+
+def worst(dtype: torch.dtype, op: int) -> float | int:
+    """What no element loses to; 0 for sums."""
+    if op == 2:
+        return 0
+    if dtype.is_floating_point:
+        return inf if op else -inf
+    ends = torch.iinfo(dtype)
+    return ends.max if op else ends.min
+
+
+@lru_cache(128)
+def tables(axis: AxisPlan, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where the windows of an irregular axis begin and how many taps they have, in the device's memory."""
+    kind = torch.int64 if axis.size > LIMIT else torch.int32
+    return tuple(torch.from_numpy(t.copy()).to(kind).to(device) for t in (axis.starts, axis.counts))  # type: ignore[union-attr, return-value]
+
+
+@lru_cache
+def nothing(device: torch.device) -> tuple[Tensor]:
+    """In the place of a table that a regular axis does not need."""
+    return (torch.zeros(1, dtype=torch.int32, device=device),)
+
+
+@lru_cache(128)
+def holders(axis: AxisPlan, device: torch.device) -> tuple[Tensor, ...]:
+    """Beside `tables`, the outputs that hold each input: the first, and the one behind the last."""
+    starts, counts = axis.starts, axis.counts
+    if starts is None or counts is None or starts.ndim != 1:
+        raise ValueError("ndpool: a backward pass needs windows that all planes share")
+    i = np.arange(axis.size)
+    found = np.searchsorted(starts + counts, i, "right"), np.searchsorted(starts, i, "right")
+    kind = torch.int64 if axis.size > LIMIT else torch.int32
+    return tables(axis, device) + tuple(torch.from_numpy(t).to(kind).to(device) for t in found)
+
+
+@lru_cache(128)
+def runs(axis: AxisPlan, device: torch.device) -> Tensor:
+    """Where runs of inputs begin that are in the same windows, and where the last ends."""
+    if axis.starts is None or axis.counts is None:
+        front, kernel = axis.met()
+        first = np.arange(axis.out) * axis.stride + axis.origin + front * axis.step
+        # Dilated windows hold no two neighbours.
+        edges = [first, first + kernel] if axis.step == 1 else [np.arange(axis.size)]
+    else:
+        edges = [axis.starts, axis.starts + axis.counts]
+    # At most 64 rows stay together, or too few programs would write many.
+    edges += [np.arange(0, axis.size + 1, 64), np.array([axis.size])]
+    found = np.unique(np.concatenate(edges))
+    return torch.from_numpy(found[(found >= 0) & (found <= axis.size)]).to(torch.int32).to(device)
+
+
+def most_holders(axis: AxisPlan) -> int:
+    """How many windows hold one input, at most."""
+    if axis.starts is not None and axis.counts is not None:
+        i = np.arange(axis.size)
+        held = np.searchsorted(axis.starts, i, "right") - np.searchsorted(
+            axis.starts + axis.counts, i, "right"
+        )
+        return int(held.max(initial=1))
+    _, kernel = axis.met()
+    return -(-((kernel - 1) * axis.step + 1) // axis.stride)
+
+
+def padded(plan: Plan) -> tuple[AxisPlan, ...]:
+    """Three axes, the missing ones in front of one element."""
+    return (_TRIVIAL,) * (3 - len(plan.axes)) + plan.axes
+
+
+def even_share(axes: tuple[AxisPlan, ...]) -> int:
+    """The divisor that all windows share, or 0."""
+    share = 1
+    for a in axes:
+        end = a.origin + (a.out - 1) * a.stride + (a.kernel - 1) * a.step
+        if not a.regular or a.origin < a.bounds[0] or end >= a.bounds[1]:
+            return 0
+        share *= a.kernel
+    return share
+
+
+def strips(axes: tuple[AxisPlan, ...]) -> bool:
+    """Whether the windows are alike, without holes, and none of their taps was cropped."""
+    return all(a.regular and a.step == 1 and a.met() == (0, a.kernel) for a in axes)
+
+
+def divide_by(axes: tuple[AxisPlan, ...], divides: bool, divisor: int) -> tuple[int, int]:
+    if not divides:
+        return 0, 1
+    by = divisor or even_share(axes)
+    return (1, by) if by else (2, 1)
+
+
+@lru_cache(1024)
+def _one_axis(size: int) -> Plan:
+    return Plan([AxisPlan(size, 1, size, size, 1, 0, (0, size))])
+
+
+def merged(
+    plan: Plan,
+    axes: tuple[int, ...],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    out_shape: tuple[int, ...],
+    out_stride: tuple[int, ...],
+) -> tuple[Any, ...]:
+    """The same with one pooled axis, where windows are planes whose axes follow each other in memory."""
+    whole = all(
+        a.out == 1 and a.regular and (a.kernel, a.origin, a.step) == (a.size, 0, 1) for a in plan.axes
+    )
+    if len(axes) == 1 or not whole or any(stride[a] != stride[b] * shape[b] for a, b in pairwise(axes)):
+        return plan, axes, shape, stride, out_shape, out_stride
+    kept = [a for a in range(len(shape)) if a not in axes[:-1]]
+    sizes = list(shape)
+    sizes[axes[-1]] = prod(shape[a] for a in axes)
+    parts = (tuple(values[a] for a in kept) for values in (sizes, stride, out_shape, out_stride))
+    return _one_axis(sizes[axes[-1]]), (kept.index(axes[-1]),), *parts
+
+
+def launcher(
+    kernel: Any, grid: int, numbers: list[Any], constants: dict[str, Any], tables: list[Tensor], aligned: bool
+) -> Launch:
+    """The kernel with all but its three arrays; once compiled it is called without Triton's own look-up.
+
+    What that look-up finds does not change: the integers stay, and aligned addresses remain aligned.
+    """
+    places, compiled = (grid, 1, 1), None
+    fixed = (*tables, *numbers, *(constants[name] for name in kernel.arg_names if name in constants))
+
+    def launch(*arrays: Tensor) -> None:
+        nonlocal compiled
+        if compiled is not None:
+            compiled(*arrays, *fixed)
+        else:
+            made = kernel[places](*arrays, *tables, *numbers, **constants)
+            compiled = made[places] if aligned and made is not None else None
+
+    return launch
+
+
+def axis_numbers(a: AxisPlan) -> list[int]:
+    """An axis as the kernels for any window take it: taps that never meet the input are cut off."""
+    front, kernel = a.met()
+    return [a.size, a.out, kernel, a.stride, a.step, a.origin + front * a.step, a.kernel, front, *a.bounds]
+
+
+def whole_planes(axes: tuple[AxisPlan, ...], w: Walk) -> bool:
+    """Whether windows are planes of contiguous memory; `merged` made one axis of them."""
+    d, h, last = axes
+    one = d is h is _TRIVIAL and last.out == 1 and last.regular and last.kernel == last.size
+    return one and last.origin == 0 and not w.channels and w.wide[5] == 1 and 16 <= last.size < LIMIT

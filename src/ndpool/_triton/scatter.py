@@ -1,0 +1,33 @@
+"""Unpooling: values go to their positions, and of several that meet the last in row-major order stays.
+
+The number of a value stands for its order; the largest number that claims a position owns it, whichever
+came first. So the atomic maximum here leaves the same bits on every run.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from ndpool._triton.kernels.unpool import claim_kernel, settle_kernel
+
+BLOCK = 1024
+
+
+def unpool(values: Tensor, indices: Tensor, plane: int) -> Tensor:
+    """Planes of zeros, one per row of `values`, with every value at its index."""
+    values, indices = values.contiguous(), indices.contiguous()
+    result = torch.empty((len(values), plane), dtype=values.dtype, device=values.device)
+    n, count = values.numel(), values.shape[1]
+    if not n or not plane:
+        return result.zero_()
+    if count >= 2**31 - 1:
+        raise ValueError(f"ndpool: unpooling takes fewer than 2**31 values per plane on a GPU; got {count}")
+    raw, out = (t.view(torch.uint8) if t.dtype is torch.bool else t for t in (values, result))
+    owner = torch.zeros((len(values), plane), dtype=torch.int32, device=values.device)
+    with torch.cuda.device(values.device if values.is_cuda else -1):
+        claim_kernel[(triton.cdiv(n, BLOCK),)](owner, indices, n, count, plane, BLOCK=BLOCK)
+        all_ = result.numel()
+        settle_kernel[(triton.cdiv(all_, BLOCK),)](owner, raw, out, all_, count, plane, BLOCK=BLOCK)
+    return result

@@ -1,0 +1,257 @@
+"""The Triton kernels on plain CUDA tensors: the same functions as `_torch_kernels`, which calls them.
+
+Loaded with the first CUDA tensor. Inputs are read where they lie: contiguous, channels-last and most strided
+memory as it is, the rest as a packed copy. Everything gathers, or keeps the last of what meets: the same bits
+on every run.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ndpool._native import INDEX64, NO_EXTRA
+from ndpool._triton import scatter
+from ndpool._triton.backward import backward
+from ndpool._triton.forward import forward
+from ndpool._triton.launch import tables
+from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, empty, is_channels_last, real, with_sizes
+from ndpool.geometry import Plan, round_bfloat16
+from ndpool.geometry import fractional as fractional_plan
+from ndpool.reductions import REDUCTIONS, Reduction
+
+
+def pool(
+    x: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    divisor: int = 0,
+    norm: float = 0.0,
+    kind: int = NO_EXTRA,
+    channels_last: bool | None = None,
+) -> Any:
+    """Values, and with a `kind` also where in its window or its plane each was found."""
+    if reduction.norm:
+        return _norm(x, axes, plan, dtype, divisor, norm, channels_last)
+    aligned = x.data_ptr() % 16 == 0
+    memory = (x.shape, x.stride(), x.dtype, dtype, x.device)
+    # Windows of single planes serve one call alone.
+    shared = plan.axes[0].starts is None or plan.axes[0].starts.ndim == 1
+    found = _forward if shared else _forward.__wrapped__
+    outs, channels_last, run = found(plan, axes, *memory, reduction, kind, divisor, channels_last, aligned)
+    y = empty(x, outs, dtype, channels_last)
+    extra = y if kind == NO_EXTRA else empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
+    if run is not None:
+        _run(run, *map(_plain, (real(x), y, extra)))
+    elif y.numel():
+        return pool(x.contiguous(), axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
+    return y if kind == NO_EXTRA else (y, extra)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """The tensor as Triton takes it: truth values are bytes."""
+    return x.view(torch.uint8) if x.dtype is torch.bool else x
+
+
+@lru_cache(1024)
+def _forward(
+    plan: Plan,
+    axes: tuple[int, ...],
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    result: torch.dtype,
+    device: torch.device,
+    reduction: Reduction,
+    kind: int,
+    divisor: int,
+    channels_last: bool | None,
+    aligned: bool,
+) -> Any:
+    """Shape and format of the result, and what writes it: None where it is empty or needs a packed input."""
+    if channels_last is None:
+        channels_last = is_channels_last(shape, stride)
+    outs = with_sizes(shape, axes, plan.out)
+    if prod(outs) == 0:
+        return outs, channels_last, None
+    like = empty(torch.empty(0, device="meta"), outs, result, channels_last)
+    own, written = (torch.uint8 if t is torch.bool else t for t in (dtype, result))
+    memory = (tuple(shape), stride, outs, like.stride(), own, written, device)
+    how = (reduction.op, kind, reduction.divides, divisor, aligned)
+    return outs, channels_last, forward(plan, axes, *memory, *how)
+
+
+def _run(run: Any, x: Tensor, *others: Tensor) -> None:
+    """The kernel on the tensors' device, which need not be the current one."""
+    if x.is_cpu or x.device.index == torch._C._cuda_getDevice():
+        run(x, *others)
+    else:
+        with torch.cuda.device(x.device):
+            run(x, *others)
+
+
+def _norm(
+    x: Tensor,
+    axes: Any,
+    plan: Plan,
+    dtype: torch.dtype,
+    divisor: int,
+    norm: float,
+    channels_last: bool | None,
+) -> Tensor:
+    """Power means: PyTorch's powers around a sum, in float32 or better."""
+    whole = not x.dtype.is_floating_point or torch.float64 in (x.dtype, dtype)
+    wide = torch.float64 if whole else torch.float32
+    divisor = divisor or plan.norm_divisor
+    powers = _power(real(x).to(wide), norm)
+    means = pool(powers, axes, plan, REDUCTIONS["avg"], wide, divisor, channels_last=channels_last)
+    return _power(means * plan.taps, 1 / norm).to(dtype)
+
+
+def _power(x: Tensor, norm: float) -> Tensor:
+    return x * x if norm == 2 else x.sqrt() if norm == 0.5 else x.pow(norm)
+
+
+def spread(
+    grad: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    divisor: int,
+    channels_last: bool,
+) -> Tensor:
+    """The adjoint of sums and averages."""
+    return _spread(grad, None, axes, plan, reduction, divisor, channels_last)
+
+
+def spread_picks(
+    grad: Tensor,
+    offsets: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    channels_last: bool,
+) -> Tensor:
+    """The gradient of what was picked: each output's, where its value came from."""
+    if grad.stride() != offsets.stride():
+        grad = torch.empty_like(offsets, dtype=grad.dtype).copy_(grad)
+        if grad.stride() != offsets.stride():
+            grad, offsets = grad.contiguous(), offsets.contiguous()
+    return _spread(grad, offsets, axes, plan, reduction, 0, channels_last)
+
+
+def _spread(
+    grad: Tensor,
+    offsets: Tensor | None,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    divisor: int,
+    channels_last: bool,
+) -> Tensor:
+    grad = real(grad)
+    result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, channels_last)
+    if grad.numel() == 0 or result.numel() == 0:
+        return result.zero_()
+
+    def done(grad: Tensor, offsets: Tensor | None) -> bool:
+        aligned = (grad.data_ptr() | result.data_ptr()) % 16 == 0
+        if offsets is not None:
+            aligned = aligned and offsets.data_ptr() % 16 == 0
+        memory = (result.shape, result.stride(), grad.shape, grad.stride(), grad.dtype, grad.device)
+        how = (offsets is not None, reduction.divides, divisor, aligned)
+        run = backward(plan, axes, *memory, *how)
+        if run is not None:
+            _run(run, grad, grad if offsets is None else offsets, result)
+        return run is not None
+
+    if not done(grad, offsets):
+        done(grad.contiguous(), None if offsets is None else offsets.contiguous())
+    return result
+
+
+def _positions(plan: Plan, offsets: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """`geometry.positions` on the device: -1 where a window holds nothing."""
+    rest = offsets.to(torch.int64)
+    found, inside, pitch = torch.zeros_like(rest), None, 1
+    for axis, a in reversed(list(zip(plan.axes, axes, strict=True))):
+        front, kernel = axis.met()
+        tap, rest = rest % kernel, rest // kernel
+        if axis.regular:
+            first = torch.arange(axis.out, device=rest.device) * axis.stride + axis.origin
+        else:
+            first = tables(axis, rest.device)[0].to(torch.int64)
+        place = first.view([-1 if i == a else 1 for i in range(rest.dim())]) + (front + tap) * axis.step
+        ok = (place >= 0) & (place < axis.size)
+        inside = ok if inside is None else inside & ok
+        found, pitch = found + place * pitch, pitch * axis.size
+    return torch.where(inside, found, -1)  # type: ignore[arg-type]
+
+
+def gather(
+    x: Tensor,
+    offsets: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    channels_last: bool,
+) -> Tensor:
+    """The elements that were picked, from another array of the same shape; 0 where a window held nothing."""
+    result = empty(x, offsets.shape, x.dtype, channels_last)
+    if result.numel():
+        order = [a for a in range(x.dim()) if a not in axes] + list(axes)
+        n_lead = x.dim() - len(axes)
+        flat = real(x).permute(order).flatten(n_lead)
+        at = _positions(plan, offsets, axes).permute(order).flatten(n_lead)
+        taken = flat.gather(-1, at.clamp(min=0)).masked_fill_(at < 0, 0)
+        result.permute(order).copy_(taken.view(*flat.shape[:-1], *plan.out))
+    return result
+
+
+def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, sizes: tuple[int, ...]) -> Tensor:
+    """Zeros with every value at its index; of repeated indices the last in row-major order stays.
+
+    Looking for an index out of range waits for the device, except while a graph is captured.
+    """
+    shape = with_sizes(values.shape, axes, sizes)
+    channels_last = is_channels_last(values.shape, values.stride())
+    limit = prod(sizes)
+    if values.numel() and not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
+        wrong = (indices < 0) | (indices >= limit)
+        if wrong.any():
+            bad = int(indices[wrong][0])
+            raise ValueError(
+                f"{fn}: indices must lie in the plane of the output; got index {bad} with "
+                f"output sizes {tuple(sizes)} (limit {limit - 1})"
+            )
+    result = empty(values, shape, values.dtype, channels_last)
+    order = [a for a in range(values.dim()) if a not in axes] + list(axes)
+    n_lead = values.dim() - len(axes)
+    narrow, places = (t.permute(order).flatten(n_lead) for t in (real(values), indices))
+    lead = narrow.shape[:-1]
+    found = scatter.unpool(narrow.reshape(-1, narrow.shape[-1]), places.reshape(-1, narrow.shape[-1]), limit)
+    result.permute(order).copy_(found.view(*lead, *sizes))
+    return result
+
+
+def fractional(
+    x: Tensor,
+    samples: Tensor,
+    axes: tuple[int, ...],
+    fn: str,
+    kernel: tuple[int, ...],
+    outs: tuple[int, ...],
+) -> tuple[Tensor, Tensor]:
+    """Maxima over windows at the places that samples give, one set per plane, and where they were found."""
+    flat = samples.reshape(-1, len(axes)).cpu()
+    narrow = round_bfloat16 if flat.dtype is torch.bfloat16 else None
+    places = (flat.float() if narrow else flat).numpy()
+    plan = fractional_plan(fn, tuple(x.shape[a] for a in axes), places, kernel, outs, None, narrow)
+    return pool(x, axes, plan, REDUCTIONS["max"], x.dtype, kind=INDEX64)  # type: ignore[no-any-return]

@@ -1,0 +1,239 @@
+"""The Triton kernels: on a GPU where there is one, else in Triton's interpreter (``TRITON_INTERPRET=1``).
+
+Not collected by name: ``make test-gpu`` runs it on a GPU, test_gpu.py in the interpreter, in a process of its
+own. Answers are those of the oracle, or of PyTorch on the CPU for cases that lead to each kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from math import inf, nan
+
+import numpy as np
+import pytest
+import torch
+
+import cases
+import ndpool
+import oracle
+from ndpool.frameworks import _torch_autograd as autograd
+from ndpool.frameworks import _torch_kernels as kernels
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DRAWS = 12 if GPU else 2
+F = torch.nn.functional
+gpu_only = pytest.mark.skipif(not GPU, reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def triton_kernels():
+    """CPU tensors take the way of CUDA tensors where the interpreter stands in for a GPU."""
+    if GPU:
+        yield
+        return
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    patch = pytest.MonkeyPatch()
+    patch.setattr(kernels, "_triton_only", True)
+    patch.setattr(autograd, "recipe_of", lambda *_: None)
+    yield
+    patch.undo()
+
+
+def put(a):
+    return cases.to_torch(a).to(DEVICE) if isinstance(a, np.ndarray) else a
+
+
+def run(case, x):
+    kwargs = {key: put(a) for key, a in case.kwargs.items()}
+    result = getattr(ndpool, case.name)(x, *map(put, case.args), **kwargs)
+    return result if isinstance(result, tuple) else (result,)
+
+
+def real(a):
+    return a.astype(np.float64) if isinstance(a, np.ndarray) and oracle.is_float(a.dtype) else a
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+def test_equal_to_the_oracle(name):
+    """Values and indices of drawn calls, every dtype and layout; gradients in float64."""
+    rng = np.random.default_rng(7000 + cases.NAMES.index(name))
+    for _ in range(DRAWS):
+        case = cases.draw(rng, name, beyond=True)
+        if case.values.dtype == np.bool_ and "avg" in name:
+            continue
+        got = run(case, cases.to_torch(case.array()).to(DEVICE))
+        cases.assert_same(tuple(cases.from_torch(t.cpu()) for t in got), case.call_oracle(), case)
+        values = rng.uniform(0.5, 3, case.values.shape) if "lp" in name else case.values.astype(np.float64)
+        dilation = case.named.get("dilation", 1)
+        if not np.isfinite(values).all() or oracle.entries(dilation, case.n) != [1] * case.n:
+            continue  # the oracle's gradient knows no windows that hold nothing
+        kwargs = {key: real(a) for key, a in case.kwargs.items()}
+        again = replace(case, values=values, args=tuple(map(real, case.args)), kwargs=kwargs)
+        x = cases.to_torch(again.array()).to(DEVICE).requires_grad_()
+        y = run(again, x)[0]
+        grad = rng.integers(-9, 10, y.shape).astype(np.float64)
+        y.backward(put(grad))
+        want = again.oracle_gradient(grad)
+        np.testing.assert_allclose(x.grad.cpu().numpy(), want, rtol=1e-9, atol=1e-9, err_msg=str(again))
+
+
+# One case at least for every way through the kernels: vectors along rows, along channels and none, rows and
+# columns looped over, whole planes, few outputs, tables.
+WAYS = [
+    ("max_pool2d", (2, 4, 6, 8), (2,)),
+    ("max_pool2d", (1, 4, 7, 12), (3, 2, 1)),
+    ("max_pool2d", (1, 3, 5, 7), (3, 2, 1)),
+    ("max_pool2d", (1, 4, 7, 8), (7, 1, 3)),
+    ("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))),
+    ("max_pool2d", (1, 4, 7, 8), (7, 2, 3)),
+    ("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)),
+    ("avg_pool2d", (2, 4, 6, 8), (2,)),
+    ("avg_pool2d", (1, 4, 6, 8), (3, 1, 1)),
+    ("avg_pool2d", (1, 4, 7, 8), (3, 2, 1, True, False)),
+    ("max_pool1d", (2, 3, 140), (3, 2, 1)),
+    ("max_pool3d", (1, 4, 4, 4, 8), (2,)),
+    ("avg_pool3d", (1, 4, 4, 4, 8), (2,)),
+    ("adaptive_avg_pool2d", (2, 4, 7, 7), (1,)),
+    ("adaptive_max_pool2d", (2, 4, 7, 7), (1,)),
+    ("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)),
+    ("adaptive_max_pool2d", (1, 4, 16, 16), (2,)),
+    ("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)),
+    ("adaptive_max_pool2d", (1, 4, 11, 13), (2,)),
+    ("adaptive_max_pool2d", (1, 4, 5, 6), (4,)),
+]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize(("name", "shape", "args"), WAYS, ids=str)
+def test_every_way(name, shape, args, layout):
+    if layout == "sliced" and not GPU and WAYS.index((name, shape, args)) % 3:
+        pytest.skip("some will do in the interpreter, which is slow")
+    x = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0)).float()
+    if layout == "channels_last":
+        if len(shape) == 3:
+            pytest.skip("a row has no such format")
+        last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+        x = x.contiguous(memory_format=last)
+    elif layout == "sliced":
+        wide = torch.full((shape[0] + 1, 2 * shape[1], *shape[2:-1], 2 * shape[-1] + 1), nan)
+        view = wide[1:, ::2, ..., 1::2]
+        view.copy_(x)
+        x = view
+    picks = "max" in name
+    theirs = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    if layout == "sliced":  # a copy to a device would pack it
+        base = wide.to(DEVICE).requires_grad_()
+        ours = base[1:, ::2, ..., 1::2]
+    else:
+        base = ours = x.to(DEVICE).requires_grad_()
+    got = getattr(ndpool, name)(ours, *args, **({"return_indices": True} if picks else {}))
+    want = getattr(F, name)(theirs, *args, **({"return_indices": True} if picks else {}))
+    if picks:
+        assert torch.equal(got[1].cpu(), want[1])
+        assert torch.equal(got[0].detach().cpu(), want[0].detach())
+        assert torch.equal(getattr(ndpool, name)(ours.detach(), *args).cpu(), want[0].detach())
+        got, want = got[0], want[0]
+    torch.testing.assert_close(got.detach().cpu(), want.detach())
+    grad = torch.randint(-9, 9, want.shape, generator=torch.Generator().manual_seed(1)).float()
+    (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
+    torch.testing.assert_close(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("args", [(3, 2, 1), (5, 1, 2)])
+def test_hard_values(dtype, args):
+    """NaN wins and its last place counts, ties give the first place, windows of -inf their first element."""
+    rng = np.random.default_rng(3)
+    x = torch.from_numpy(rng.choice([nan, -inf, -inf, -inf, 0.0, -0.0, 1.0], (2, 4, 8, 16))).to(dtype)
+    x[0, 0] = -inf
+    got = ndpool.max_pool2d(x.to(DEVICE), *args, return_indices=True)
+    want = F.max_pool2d(x, *args, return_indices=True)
+    assert torch.equal(got[1].cpu(), want[1])
+    for values in (got[0], ndpool.max_pool2d(x.to(DEVICE), *args)):
+        values = values.cpu()
+        same = (values == want[0]) & (values.signbit() == want[0].signbit())
+        assert (same | (values.isnan() & want[0].isnan())).all()
+
+
+def test_derivatives():
+    """Second order, forward mode and vmap come through the same kernels."""
+    size = 64 if GPU else 12
+    x = (torch.randperm(size, generator=torch.Generator().manual_seed(0)).double() / 7).to(DEVICE)
+    x = x.reshape(1, 2, 2, -1).requires_grad_()
+    for pool in (lambda x: ndpool.max_pool2d(x, 2, 1), lambda x: ndpool.avg_pool2d(x, 2, 1)):
+        assert torch.autograd.gradcheck(pool, (x,), check_forward_ad=GPU)
+        mapped = torch.func.vmap(pool)(x.detach()[None])
+        assert torch.equal(mapped[0], pool(x.detach()))
+    if GPU:
+        assert torch.autograd.gradgradcheck(lambda x: ndpool.max_pool2d(x, 2, 1), (x,))
+
+
+def test_unpooling():
+    """Of repeated indices the last stays; an index outside the plane raises."""
+    values = torch.arange(24.0).reshape(1, 2, 3, 4).to(DEVICE)
+    indices = torch.randint(0, 9, (1, 2, 3, 4), generator=torch.Generator().manual_seed(0))
+    want = oracle.max_unpool(values.cpu().numpy(), indices.numpy(), (6, 8))
+    got = ndpool.max_unpool2d(values, indices.to(DEVICE), 2)
+    assert np.array_equal(got.cpu().numpy(), want)
+    with pytest.raises(ValueError, match="indices must lie in the plane"):
+        ndpool.max_unpool2d(values, (indices + 48).to(DEVICE), 2)
+
+
+@gpu_only
+@pytest.mark.parametrize(("name", "shape", "args"), WAYS[:17], ids=str)
+def test_same_bits_on_every_run(name, shape, args):
+    x = torch.randn(4, 32, *(4 * n for n in shape[2:]), device="cuda", requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = None
+        for _ in range(100):
+            y = getattr(ndpool, name)(x, *args)
+            (g,) = torch.autograd.grad(y, x, y.detach().cos())
+            first = first or (y, g)
+            assert torch.equal(first[0], y)
+            assert torch.equal(first[1], g)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@gpu_only
+def test_beyond_32_bits():
+    """More than 2**31 elements, contiguous and channels-last, forward and backward."""
+    for last in (False, True):
+        x = torch.empty((2, 3, 20000, 20000), dtype=torch.uint8, device="cuda").random_(0, 200)
+        x = x.contiguous(memory_format=torch.channels_last) if last else x
+        assert torch.equal(ndpool.max_pool2d(x, 2)[1], F.max_pool2d(x[1].half(), 2).to(torch.uint8))
+        del x
+    x = torch.randn((1, 70000, 32768), dtype=torch.float16, device="cuda", requires_grad=True)
+    y = ndpool.avg_pool1d(x, 2)
+    (g,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    assert (g == 0.5).all()
+    assert torch.equal(y[0, -1], F.avg_pool1d(x[:, -1].detach(), 2)[0])
+
+
+@gpu_only
+def test_graphs_streams_and_compilers():
+    x = torch.randn(4, 8, 32, 32, device="cuda", requires_grad=True)
+
+    def step(x):
+        y = ndpool.max_pool2d(x, 3, 2, 1)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+
+    want = step(x)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            got = step(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, got, want))
+    compiled = torch.compile(lambda x: ndpool.max_pool2d(x, 3, 2, 1) * 2, fullgraph=True)
+    torch.testing.assert_close(compiled(x), want[0] * 2)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x)[0], want[1] * 2)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert ndpool.max_pool2d(x.bfloat16(), 2).dtype == torch.bfloat16

@@ -1,0 +1,27 @@
+"""The GPU kernels in Triton's interpreter, on CPU tensors: the checks of gpu_checks.py in fresh processes.
+
+The interpreter has to be chosen before Triton is imported, and nothing else should meet it.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from helpers import run_python
+
+pytestmark = pytest.mark.torch
+if find_spec("torch") is None or find_spec("triton") is None:
+    pytest.skip(
+        "PyTorch and Triton, whose interpreter runs GPU kernels, are not both there", allow_module_level=True
+    )
+
+
+@pytest.mark.parametrize("part", ["oracle", "not oracle"])
+def test_kernels(part):
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:warnings", "-o", "addopts=", "-k", part]
+    file = str(Path(__file__).with_name("gpu_checks.py"))
+    code = f"import sys, pytest; sys.exit(pytest.main({[*options, '--import-mode=importlib', file]!r}))"
+    print(run_python(code, timeout=300, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""))
