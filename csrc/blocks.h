@@ -1,7 +1,8 @@
 // The engine for blocks: windows that share little or nothing, such as a whole plane, the parts of an adaptive
 // pooling, or a stride as long as the window. The rows of a window are folded into one, in registers; then the short
-// row is folded into its outputs. The best of a window is searched by value, which is quick; where it stands, and
-// which of two zeros it is, is found afterwards by looking for the value in the order of a row-major scan.
+// row is folded into its outputs. The best of a window is searched by value, which is quick; which of two
+// zeros it is, is found afterwards by looking for it in the order of a row-major scan. With codes, every column's best
+// comes with the number of its row: the earliest row wins, and the earliest column in it.
 #pragma once
 
 #include "forward.h"
@@ -15,6 +16,8 @@ template <class R, class S, bool coded> struct Blocks {
   static constexpr int N = wide<V>, broad = 4;
   static constexpr bool can_be_nan = R::picks && is_real<V>;
   using Vn = Vec<V, N>;
+  using C = UnsignedLike<V>;
+  using Cn = Vec<C, N>;
   static constexpr int64_t row_elements = 16 * 1024 / sizeof(V);
 
   static bool serves(const Problem& p) {
@@ -34,13 +37,13 @@ template <class R, class S, bool coded> struct Blocks {
     p.tile = most(1, least(last.out, row_elements / per_output));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = N * Scratch::bytes<V>(row_pitch(p)) + Scratch::bytes<Window>(p.tile) +
+    p.scratch = Scratch::bytes<V>(N * row_pitch(p)) + Scratch::bytes<Window>(p.tile) +
                 Scratch::bytes<int64_t>(p.tile);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Blocks work(p, begin, memory);
-    if constexpr (sizeof(V) >= 4)  // more lanes have longer ways from rows to columns
+    if constexpr (sizeof(V) >= 4 && !coded)  // more lanes have longer ways from rows to columns
       if (p.axes[p.n_axes - 1].out == 1) return work.alone(begin, end);
     work.many(begin, end);
   }
@@ -58,7 +61,8 @@ private:
 
   const Problem& p_;
   Walk<Over::outputs> walk_;
-  V* folded_;  // up to N rows
+  V* folded_;             // up to N rows
+  C* numbers_ = nullptr;  // of the rows they are from
   int64_t pitch_;
   Range full_;    // outputs with whole windows
   const S* end_;  // of the input; null where it has negative strides
@@ -70,6 +74,7 @@ private:
   Blocks(const Problem& p, int64_t begin, char* memory) : p_(p), walk_(p, begin), pitch_(row_pitch(p)) {
     Scratch scratch(memory);
     folded_ = scratch.take<V>(N * pitch_);
+    if constexpr (coded) numbers_ = scratch.take<C>(pitch_);
     const Axis& last = p.axes[p.n_axes - 1];
     full_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
     end_ = reinterpret_cast<const S*>(end_of(p, sizeof(S)));
@@ -117,23 +122,25 @@ private:
     // Vectors may read beyond the row, but not beyond the array.
     const int64_t vectors = last + ceil_div(n, N) * N <= end_ ? ceil_div(n, N) : n / N;
     int64_t k = 0;
-    for (; k + broad <= vectors; k += broad) strip<broad>(rows, x + k * N, N, to + k * N, N, seen);
+    for (; k + broad <= vectors; k += broad)
+      strip<broad>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
     if (vectors - k == 3)
-      strip<3>(rows, x + k * N, N, to + k * N, N, seen);
+      strip<3>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
     else if (vectors - k == 2)
-      strip<2>(rows, x + k * N, N, to + k * N, N, seen);
+      strip<2>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
     else if (vectors - k == 1)
-      strip<1>(rows, x + k * N, N, to + k * N, N, seen);
+      strip<1>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
     bool nan = false;
-    for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j]);
+    for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j], numbers_ + j);
     if constexpr (can_be_nan) return nan || any(seen);
     return false;
   }
 
-  // W vectors, `gap` elements apart.
+  // W vectors, `gap` elements apart; with codes also the numbers of the rows.
   template <int W, class Mask> __attribute__((always_inline)) static inline void
-  strip(const Rows& rows, const S* x, int64_t gap, V* to, int64_t to_gap, Mask& seen) {
+  strip(const Rows& rows, const S* x, int64_t gap, V* to, int64_t to_gap, C* numbers, Mask& seen) {
     Vn acc[W];
+    Cn from_row[W];
     const auto look = [&](Vn v) __attribute__((always_inline)) {
       if constexpr (can_be_nan) seen |= v != v;
       return v;
@@ -141,26 +148,36 @@ private:
     const int64_t ahead = rows.rows * rows.row_pitch;  // what comes next, as a rule
     for (int w = 0; w < W; ++w) {
       acc[w] = look(read_as<V, N>(x + w * gap));
+      from_row[w] = Cn{};
       __builtin_prefetch(x + w * gap + ahead);
     }
     int64_t first = 1;
+    C number = 1;
     for (int64_t s = 0; s < rows.slabs; ++s, x += rows.slab_pitch, first = 0) {
       const S* from = x + first * rows.row_pitch;
-      for (int64_t r = first; r < rows.rows; ++r, from += rows.row_pitch)
+      for (int64_t r = first; r < rows.rows; ++r, ++number, from += rows.row_pitch)
         for (int w = 0; w < W; ++w) {
-          acc[w] = merge(look(read_as<V, N>(from + w * gap)), acc[w]);
+          const Vn v = look(read_as<V, N>(from + w * gap));
+          if constexpr (coded) from_row[w] = R::beats(v, acc[w]) ? Cn{} + number : from_row[w];
+          acc[w] = merge(v, acc[w]);
           __builtin_prefetch(from + w * gap + ahead);
         }
     }
-    for (int w = 0; w < W; ++w) write(to + w * to_gap, acc[w]);
+    for (int w = 0; w < W; ++w) {
+      write(to + w * to_gap, acc[w]);
+      if constexpr (coded) write(numbers + w * N, from_row[w]);
+    }
   }
 
-  static bool column(const Rows& rows, const S* x, V& to) {
+  static bool column(const Rows& rows, const S* x, V& to, C* number) {
     bool nan = false;
+    if constexpr (coded) *number = 0;
     for (int64_t s = 0; s < rows.slabs; ++s)
       for (int64_t r = 0; r < rows.rows; ++r) {
         const V v = load_as<V>(x[s * rows.slab_pitch + r * rows.row_pitch]);
         nan |= is_nan(v);
+        if constexpr (coded)
+          if (s + r && R::beats(v, to)) *number = C(s * rows.rows + r);
         to = s + r ? merge(v, to) : v;
       }
     return nan;
@@ -191,6 +208,25 @@ private:
         const Window w = window(walk_.last(), first + o);
         const V* from = folded_ + (w.start - in.from);
         V best = R::init();
+        if constexpr (coded)
+          if (rows.count() && w.taps && !nan) {
+            const C* number = numbers_ + (w.start - in.from);
+            C row = 0;
+            int64_t column = 0;
+            for (int64_t t = 0; t < w.taps; t += N) {
+              const int here = first_of(read<V, N>(from + t), read<C, N>(number + t), w.taps - t);
+              const V v = from[t + here];
+              if (t == 0 || R::beats(v, best) || (v == best && number[t + here] < row)) {
+                best = v;
+                row = number[t + here];
+                column = t + here;
+              }
+            }
+            const int64_t slab = rows.slabs > 1 ? int64_t(row) / rows.rows : 0;
+            settle(rows, w, first + o, slab, int64_t(row) - slab * rows.rows, column,
+                   *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
+            continue;
+          }
         if (rows.count() && w.taps) {
           best = from[0];
           for (int64_t t = 1; t < w.taps; ++t) best = merge(from[t], best);
@@ -200,6 +236,26 @@ private:
         finish(rows, w, first + o, nan, best, *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
       }
     }
+  }
+
+  // The best of a vector's first n elements: of equals the one of the earliest row, then of the earliest column.
+  static int first_of(Vn v, Cn number, int64_t n) {
+    Cn lane;
+    for (int k = 0; k < N; ++k) lane[k] = C(k);
+    const auto inside = lane < C(n < N ? n : N);
+    v = inside ? v : all_of<Vn>(R::init());
+    const auto best = (v == reduce(v, [](Vn a, Vn b) { return merge(a, b); })) & inside;
+    number = best ? number : ~Cn{};
+    const Cn least_number = reduce(number, [](Cn a, Cn b) { return a < b ? a : b; });
+    return first_set(best & (number == least_number));
+  }
+
+  // All elements together, in every element.
+  template <class T, class F> __attribute__((always_inline)) static inline T reduce(T v, F&& f) {
+    if constexpr (N >= 16) v = f(shifted<N >= 16 ? 8 : 0>(v, v), v);
+    if constexpr (N >= 8) v = f(shifted<N >= 8 ? 4 : 0>(v, v), v);
+    if constexpr (N >= 4) v = f(shifted<N >= 4 ? 2 : 0>(v, v), v);
+    return f(shifted<1>(v, v), v);
   }
 
   // Neighbouring windows of K columns each, a vector of outputs at a time; returns how many were done.
@@ -255,7 +311,7 @@ private:
               end_)
             break;
           auto seen = Vn{} != Vn{};
-          strip<broad>(rows[0], x, gap, folded_ + done * pitch_, pitch_, seen);
+          strip<broad>(rows[0], x, gap, folded_ + done * pitch_, pitch_, nullptr, seen);
           if constexpr (can_be_nan)
             if (any(seen)) nan |= std::uint64_t((1 << broad) - 1) << done;
         }
@@ -310,30 +366,37 @@ private:
   __attribute__((noinline)) void look(const Rows& rows, const Window& w, int64_t o, bool nan, V best, S& to,
                                       char* extra) const {
     int64_t slab = 0, row = 0, column = 0;
-    if (rows.count() && w.taps) {
-      if (nan)
-        scan(rows, w, best, slab, row, column);
-      else
-        search(rows, w, best, slab, row, column);
-      to = rows.x[slab * rows.slab_pitch + row * rows.row_pitch + w.start + column];
-    } else {
-      to = store_as<S>(best);
-    }
+    const bool any = rows.count() && w.taps;
+    if (any && nan)
+      scan(rows, w, best, slab, row, column);
+    else if (any)
+      search(rows, w, best, slab, row, column);
+    if (any || coded) settle(rows, w, o, slab, row, column, to, extra);
+    if (!any) to = store_as<S>(best);
+  }
+
+  // The element that won, and where it stands.
+  void settle(const Rows& rows, const Window& w, int64_t o, int64_t slab, int64_t row, int64_t column, S& to,
+              char* extra) const {
+    if (rows.count() && w.taps) to = rows.x[slab * rows.slab_pitch + row * rows.row_pitch + w.start + column];
     if constexpr (coded) {
       const int n = p_.n_axes - 1;
       const Axis& last = walk_.last();
-      const int64_t deep = n >= 1 ? p_.axes[n - 1].kernel : 1, tall = n >= 1 ? p_.axes[n - 1].size : 1;
+      if (p_.extra == Extra::index64) {
+        const int64_t tall = n >= 1 ? p_.axes[n - 1].size : 1, row_step = n >= 1 ? p_.axes[n - 1].step : 1;
+        const int64_t slab_step = n == 2 ? p_.axes[0].step : 1;
+        *reinterpret_cast<int64_t*>(extra) =
+            ((rows.slab_at + slab * slab_step) * tall + rows.row_at + row * row_step) * last.size +
+            begin_of(last, o) + w.lead + column;
+        return;
+      }
+      const int64_t deep = n >= 1 ? p_.axes[n - 1].kernel : 1;
       const int64_t code =
           ((rows.slab_tap + slab) * deep + rows.row_tap + row) * last.kernel + w.lead + column;
       if (p_.extra == Extra::offset8)
         *reinterpret_cast<std::uint8_t*>(extra) = std::uint8_t(code);
-      else if (p_.extra == Extra::offset32)
-        *reinterpret_cast<std::int32_t*>(extra) = std::int32_t(code);
       else
-        *reinterpret_cast<int64_t*>(extra) = ((rows.slab_at + slab * (n == 2 ? p_.axes[0].step : 1)) * tall +
-                                              rows.row_at + row * (n >= 1 ? p_.axes[n - 1].step : 1)) *
-                                                 last.size +
-                                             begin_of(last, o) + w.lead + column;
+        *reinterpret_cast<std::int32_t*>(extra) = std::int32_t(code);
     }
   }
 

@@ -31,6 +31,7 @@ template <class S> struct Strip {
 // One vector of outputs: which of its elements lie inside, the first of them, and its divisors.
 template <class V, int N> struct Mask {
   decltype(Vec<V, N>{} == Vec<V, N>{}) inside[3];
+  bool whole[3];  // all of them
   Vec<UnsignedLike<V>, N> lead;
   Vec<V, N> by;
 };
@@ -59,68 +60,95 @@ template <class R, class S, bool coded> struct Direct {
       best.value += later.value;
     } else {
       auto better = R::beats(later.value, best.value);
-      if constexpr (!quick && can_be_nan) better |= later.value != later.value;
-      best.value = better ? later.value : best.value;
-      if constexpr (coded) best.code = better ? later.code : best.code;
+      if constexpr (coded) {
+        if constexpr (!quick && can_be_nan) better |= later.value != later.value;
+        best.value = better ? later.value : best.value;
+        best.code = better ? later.code : best.code;
+      } else {
+        best.value = better ? later.value : best.value;  // one instruction; a NaN would be lost
+        if constexpr (!quick && can_be_nan)
+          best.value = later.value != later.value ? later.value : best.value;
+      }
     }
   }
 
-  // The elements under tap t of N neighbouring windows. Nothing beyond the last window's last tap is read.
+  // The elements under the taps of N neighbouring windows of a row; `all` has every one of them in it, but for the
+  // last window's last tap. Nothing beyond that is read.
   template <int K, int Stride, int N>
-  __attribute__((always_inline)) static inline Vn<N> under(const S* x, int t) {
-    if constexpr (Stride == 1) return read_as<V, N>(x + t);
-    const bool last_even = t % 2 == 0 && t == K - 1;
-    const S* from = last_even ? x + t - 1 : x + t - t % 2;
-    if constexpr (std::is_same_v<S, bf16>) {  // two neighbours are the halves of a word
-      const auto words = read<std::uint32_t, N>(reinterpret_cast<const std::uint32_t*>(from));
-      return reinterpret_cast<Vn<N>>(last_even || t % 2 ? words & 0xffff0000u : words << 16);
+  __attribute__((always_inline)) static inline void read_taps(const S* x, Vn<N> (&taps)[K], Vn<N>& all) {
+    if constexpr (Stride == 1) {
+      for (int t = 0; t < K; ++t) taps[t] = read_as<V, N>(x + t);
+      all = taps[0];
+      for (int t = 1; t < K; ++t) all += taps[t];
+      return;
     }
-    const Vn<N> a = read_as<V, N>(from), b = read_as<V, N>(from + N);
-    return last_even || t % 2 ? odds(a, b) : evens(a, b);
+    if constexpr (std::is_same_v<S, bf16>) {  // two neighbours are the halves of a word
+      const auto words = read<std::uint32_t, N>(reinterpret_cast<const std::uint32_t*>(x));
+      taps[0] = reinterpret_cast<Vn<N>>(words << 16);
+      taps[1] = reinterpret_cast<Vn<N>>(words & 0xffff0000u);
+      all = taps[0] + taps[1];
+    } else if constexpr (sizeof(S) == 1) {  // of a word, too
+      const auto words = read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x));
+      taps[0] = reinterpret_cast<Vn<N>>(__builtin_convertvector(words, Vec<std::uint8_t, N>));
+      taps[1] = reinterpret_cast<Vn<N>>(__builtin_convertvector(words >> 8, Vec<std::uint8_t, N>));
+    } else {
+      const Vn<N> a = read_as<V, N>(x), b = read_as<V, N>(x + N);
+      taps[0] = evens(a, b);
+      taps[1] = odds(a, b);
+      all = a + b;
+    }
+    if constexpr (K == 3) taps[2] = shifted<1>(taps[0], all_of<Vn<N>>(load_as<V>(x[2 * N])));
   }
 
-  // N windows: rows first for picks (the order of a row-major scan), columns first for sums.
-  template <int K, int Stride, int Rows, int N, bool quick, bool masked>
-  __attribute__((always_inline)) static inline Best<N>
-  windows(const Strip<S>& strip, const S* const* rows, int64_t shift, const Mask<V, N>* mask, Vn<N>& poison) {
+  // N windows: rows first for picks (the order of a row-major scan), columns first for sums. `carry`: the last row's
+  // part is left there, where the next windows down, whose first row it is, find it (`carried`).
+  template <int K, int Stride, int Rows, int N, bool quick, bool masked, bool carried>
+  __attribute__((always_inline)) static inline Best<N> windows(const Strip<S>& strip, const S* const* rows,
+                                                               int64_t shift, const Mask<V, N>* mask,
+                                                               Vn<N>& poison, Best<N>* carry) {
     const int n = Rows ? Rows : strip.n_rows;
-    const auto tap = [&](int r, int t) __attribute__((always_inline)) {
-      const Vn<N> v = under<K, Stride, N>(rows[r] + shift, t);
-      return masked ? (mask->inside[t] ? v : Vn<N>{} + R::init()) : v;
+    const auto read_row = [&](int r, Vn<N>(&taps)[K]) __attribute__((always_inline)) {
+      Vn<N> all;
+      read_taps<K, Stride, N>(rows[r] + shift, taps, all);
+      if constexpr (masked)
+        for (int t = 0; t < K; ++t)
+          if (!mask->whole[t]) taps[t] = mask->inside[t] ? taps[t] : Vn<N>{} + R::init();
+      return all;
     };
     Best<N> best;
     if constexpr (R::picks) {
-      Vn<N> seen;
-      for (int r = 0; r < n; ++r) {
+      if constexpr (carried) best = *carry;
+      for (int r = carried; r < n; ++r) {
+        Vn<N> taps[K];
+        const Vn<N> all = read_row(r, taps);
+        if constexpr (quick && can_be_nan) poison += all;
         Best<N> across;
-        if constexpr (masked) {
-          across.value = Vn<N>{} + R::init();
+        across.value = taps[0];
+        if constexpr (coded) across.code = Cn<N>{} + C(strip.codes[r]);
+        if constexpr (masked) {  // the first tap inside, even if it is no better than nothing
           if constexpr (coded) across.code = mask->lead + C(strip.codes[r]);
         }
-        Vn<N> sum;
-        for (int t = 0; t < K; ++t) {
+        for (int t = 1; t < K; ++t) {
           Best<N> later;
-          later.value = tap(r, t);
+          later.value = taps[t];
           if constexpr (coded) later.code = Cn<N>{} + C(strip.codes[r] + t);
-          if constexpr (quick && can_be_nan) sum = t ? sum + later.value : later.value;
-          if (t || masked)
-            merge<quick>(later, across);
-          else
-            across = later;
+          merge<quick>(later, across);
         }
-        if constexpr (quick && can_be_nan) seen = r ? seen + sum : sum;
         if (r)
           merge<quick>(across, best);
         else
           best = across;
+        if (carry && r == n - 1) *carry = across;
       }
-      if constexpr (quick && can_be_nan) poison += seen;
     } else {
-      for (int t = 0; t < K; ++t) {
-        Vn<N> down = tap(0, t);
-        for (int r = 1; r < n; ++r) down += tap(r, t);
-        best.value = t ? best.value + down : down;
+      Vn<N> down[K];
+      for (int r = 0; r < n; ++r) {
+        Vn<N> taps[K];
+        read_row(r, taps);
+        for (int t = 0; t < K; ++t) down[t] = r ? down[t] + taps[t] : taps[t];
       }
+      best.value = down[0];
+      for (int t = 1; t < K; ++t) best.value += down[t];
     }
     return best;
   }
@@ -131,14 +159,12 @@ template <class R, class S, bool coded> struct Direct {
                                                                            int64_t stride, Extra extra) {
     write_as<N, R::picks, S, V>(strip.y + element, best.value);
     if constexpr (coded) {
-      if (extra == Extra::offset8) {
+      if (extra == Extra::offset8)
         write(reinterpret_cast<std::uint8_t*>(strip.extra) + element,
               __builtin_convertvector(best.code, Vec<std::uint8_t, N>));
-      } else {
-        using I = Vec<int64_t, N>;
-        const I at = __builtin_convertvector(best.code, I) + (position + stride * iota<N>());
-        write(reinterpret_cast<int64_t*>(strip.extra) + element, at);
-      }
+      else
+        write(reinterpret_cast<int64_t*>(strip.extra) + element,
+              __builtin_convertvector(best.code, Vec<int64_t, N>) + (position + stride * iota<N>()));
     }
   }
 
@@ -148,57 +174,119 @@ template <class R, class S, bool coded> struct Direct {
     return v;
   }
 
-  // The first and the last vector of a row, always the exact way. Apart, so that the loop between them keeps its
-  // registers.
-  template <int K, int Stride, int N>
-  __attribute__((noinline)) static void edge(const Problem& p, const Strip<S>& strip, const S* const* rows,
-                                             int64_t o, const Mask<V, N>& mask, int64_t row) {
-    Vn<N> unused = {};
-    auto best = windows<K, Stride, 0, N, false, true>(strip, rows, o * Stride, &mask, unused);
+  // The part of the windows that the next output row begins with, for a row of outputs; two of them, since one is
+  // read while the other is written.
+  struct Carry {
+    V* values[2];
+    C* codes[2];
+
+    Carry(char* memory, int64_t out) {
+      Scratch scratch(memory);
+      for (int k = 0; k < 2; ++k) {
+        values[k] = scratch.take<V>(out + wide<V>);
+        codes[k] = scratch.take<C>(out + wide<V>);
+      }
+    }
+    static int64_t bytes(int64_t out) {
+      return 2 * (Scratch::bytes<V>(out + wide<V>) + Scratch::bytes<C>(out + wide<V>));
+    }
+    template <int N> Best<N> get(int64_t row, int64_t o, C less) const {
+      Best<N> best;
+      best.value = read<V, N>(values[row & 1] + o);
+      if constexpr (coded) best.code = read<C, N>(codes[row & 1] + o) - less;
+      return best;
+    }
+    template <int N> void put(int64_t row, int64_t o, const Best<N>& best) const {
+      write(values[row & 1] + o, best.value);
+      if constexpr (coded) write(codes[row & 1] + o, best.code);
+    }
+  };
+
+  // The first or the last vector of a row, where windows are cut off.
+  template <int K, int Stride, int Rows, int N, bool quick, bool carried>
+  __attribute__((always_inline)) static inline void
+  edge(const Problem& p, const Strip<S>& strip, const S* const* rows, int64_t o, const Mask<V, N>& mask,
+       int64_t row, const Carry& carry, Vn<N>& poison) {
+    Best<N> shared;
+    if constexpr (carried) shared = carry.template get<N>(row, o, C(strip.codes[2] - strip.codes[0]));
+    auto best = windows<K, Stride, Rows, N, quick, true, carried>(strip, rows, o * Stride, &mask, poison,
+                                                                  Rows == 3 ? &shared : nullptr);
+    if constexpr (Rows == 3) carry.template put<N>(row + 1, o, shared);
     if constexpr (!R::picks)
       if (p.divide) best.value /= p.divisor ? Vn<N>{} + V(p.divisor) : mask.by * V(strip.by);
     store<N>(strip, best, row * strip.y_step + o, strip.base + row * strip.base_step + o * Stride, Stride,
              p.extra);
   }
 
-  // All outputs of a strip's rows. Returns how many rows were done before one with a NaN was met.
+  // All outputs of a strip's rows. Returns how many rows were done before one with a NaN was met. Three rows are
+  // those of windows that share one with the next: its part is carried over.
   template <int K, int Stride, int Rows, int N, bool quick>
-  static int64_t sweep(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks) {
+  static int64_t sweep(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
+                       const Carry& carry) {
     constexpr int most_here = Rows ? Rows : most_rows;
     const S* rows[most_here];
     const int n_rows = Rows ? Rows : strip.n_rows;
     for (int r = 0; r < n_rows; ++r) rows[r] = strip.rows[r] + row.origin;
     const Divide divide(p, strip.by * K);
-    const bool edged = row.edged();
-    const int64_t out = row.out,
-                  last = edged ? least(row.whole.hi, out - 1) : out;  // where whole vectors end
-    const Extra extra = p.extra;
     for (int64_t i = 0; i < strip.count; ++i) {
       Vn<N> poison = {};
-      const int64_t element = i * strip.y_step, base = strip.base + i * strip.base_step;
-      const auto plain = [&](int64_t o) __attribute__((always_inline)) {
-        auto best = windows<K, Stride, Rows, N, quick, false>(strip, rows, o * Stride, nullptr, poison);
-        divide(best.value);
-        store<N>(strip, best, element + o, base + o * Stride, Stride, extra);
-      };
-      int64_t o = 0;
-      if (edged) {
-        const S* here[most_here];  // a copy: the pointers above stay in registers
-        for (int r = 0; r < n_rows; ++r) here[r] = rows[r];
-        edge<K, Stride, N>(p, strip, here, 0, masks[0], i);
-        if (N < out) edge<K, Stride, N>(p, strip, here, out - N, masks[1], i);
-        o = N;
-      } else if (out < N) {
-        plain(0);
-        o = N;
-      }
-      for (; o + N <= last; o += N) plain(o);
-      if (o < out - (edged ? N : 0)) plain(last - N);  // those that are left, with some once more
+      if (Rows == 3 && i)
+        line<K, Stride, Rows, N, quick, true>(p, strip, row, masks, carry, rows, divide, i, poison);
+      else
+        line<K, Stride, Rows, N, quick, false>(p, strip, row, masks, carry, rows, divide, i, poison);
       if constexpr (quick && can_be_nan)
         if (any(poison != poison)) return i;
       for (int r = 0; r < n_rows; ++r) rows[r] += strip.step;
     }
     return strip.count;
+  }
+
+  template <int K, int Stride, int Rows, int N, bool quick, bool carried, class Divide>
+  __attribute__((always_inline)) static inline void
+  line(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks, const Carry& carry,
+       const S* const* rows, const Divide& divide, int64_t i, Vn<N>& poison) {
+    const int64_t out = row.out;
+    const int64_t element = i * strip.y_step, base = strip.base + i * strip.base_step;
+    const C less = C(strip.codes[2] - strip.codes[0]);
+    const Extra extra = p.extra;
+    const auto plain = [&](int64_t o) __attribute__((always_inline)) {
+      Best<N> shared;
+      if constexpr (carried) shared = carry.template get<N>(i, o, less);
+      auto best = windows<K, Stride, Rows, N, quick, false, carried>(strip, rows, o * Stride, nullptr, poison,
+                                                                     Rows == 3 ? &shared : nullptr);
+      if constexpr (Rows == 3) carry.template put<N>(i + 1, o, shared);
+      divide(best.value);
+      store<N>(strip, best, element + o, base + o * Stride, Stride, extra);
+    };
+    const auto cut = [&](int64_t o, int which) __attribute__((always_inline)) {
+      edge<K, Stride, Rows, N, quick, carried>(p, strip, rows, o, masks[which], i, carry, poison);
+    };
+    const bool left = row.whole.lo > 0, right = row.whole.hi < out;
+    int64_t o = 0;
+    if (out <= N) {
+      if (left || right)
+        cut(0, 0);
+      else
+        plain(0);
+      o = out;
+    } else {
+      const int64_t end = right ? out - N : out, last = right ? row.whole.hi : out;
+      if (left) {
+        cut(0, 0);
+        o = N;
+      }
+      for (; o < end && o + N <= last; o += N) plain(o);
+      const bool more = o < end, whole = last - N >= row.whole.lo;
+      if (more && whole) {  // those that are left, with some once more
+        plain(last - N);
+        o = last;
+      }
+      if (right || (more && !whole)) cut(out - N, 1);
+    }
+    // The one tap that no sum holds; a window that is cut off has none there.
+    if constexpr (quick && can_be_nan && K == 3 && Stride == 2)
+      if (o < out || !right)
+        for (int r = carried; r < (Rows ? Rows : strip.n_rows); ++r) poison += load_as<V>(rows[r][2 * o]);
   }
 
   // Sums to means: by a whole window's share.
@@ -220,10 +308,12 @@ template <class R, class S, bool coded> struct Direct {
 
   template <int N> static Mask<V, N> mask_of(const Axis& a, int64_t o) {
     Mask<V, N> mask{};
+    for (bool& whole : mask.whole) whole = true;
     for (int j = 0; j < N; ++j) {
       const bool real = o + j < a.out;  // not what spills over
       const Window w = real ? window(a, o + j) : Window{0, 0, 0};
       for (int t = 0; t < 3; ++t) mask.inside[t][j] = t >= w.lead && t < w.lead + w.taps ? -1 : 0;
+      for (int t = 0; t < 3 && real; ++t) mask.whole[t] &= t >= w.lead && t < w.lead + w.taps;
       mask.lead[j] = C(w.lead);
       mask.by[j] = V(real ? most(1, share(a, o + j)) : 1);
     }
@@ -268,9 +358,13 @@ template <class R, class S, bool coded> struct DirectRows {
   using V = typename R::V;
   using D = Direct<R, S, coded>;
 
+  // What is rare is left to other engines where it would only make more code.
+  static constexpr bool common = std::is_same_v<S, float>;
+
   static bool serves(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
     int64_t rows = 1;
+    if (!common && last.stride == 1) return false;
     for (int a = 0; a + 1 < p.n_axes; ++a) {
       if (!p.axes[a].regular()) return false;
       rows *= p.axes[a].kernel;
@@ -296,19 +390,20 @@ template <class R, class S, bool coded> struct DirectRows {
   static void prepare(Problem& p) {
     p.tile = p.axes[p.n_axes - 1].out;
     p.units = p.planes * p.rows;
-    p.scratch = 0;
+    p.scratch = D::Carry::bytes(p.tile);
   }
 
-  static void run(const Problem& p, int64_t begin, int64_t end, char*) {
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     const int64_t out = p.axes[p.n_axes - 1].out;
-    if (out > narrow_lanes<V>)
-      strips<wide<V>>(p, begin, end);
-    else
-      strips<narrow_lanes<V>>(p, begin, end);
+    const typename D::Carry carry(memory, out);
+    if constexpr (common)
+      if (out <= narrow_lanes<V>) return strips<narrow_lanes<V>>(p, begin, end, carry);
+    strips<wide<V>>(p, begin, end, carry);
   }
 
 private:
-  template <int N> static void strips(const Problem& p, int64_t begin, int64_t end) {
+  template <int N>
+  static void strips(const Problem& p, int64_t begin, int64_t end, const typename D::Carry& carry) {
     const Axis& last = p.axes[p.n_axes - 1];
     const typename D::Row row{last.out, last.origin, interior(last, 0, last.out)};
     Mask<V, N> masks[2];
@@ -316,37 +411,89 @@ private:
       masks[0] = D::template mask_of<N>(last, 0);
       masks[1] = D::template mask_of<N>(last, most(0, last.out - N));
     }
-    const int outer = p.n_axes - 1;
+    const Line<N> line{p, last, row, masks, carry};
     const bool ordered = in_order(p);
-    constexpr int64_t item = sizeof(S);
     Walk<Over::outputs> walk(p, begin);
     for (int64_t unit = begin; unit < end;) {
-      Strip<S> strip;
-      Axis rows{};
-      rows.size = rows.out = rows.kernel = rows.stride = rows.step = rows.uncropped = rows.hi = 1;
-      if (outer) rows = walk.axis(outer - 1);
-      const int64_t h = outer ? walk.at(outer - 1) : 0, pitch = outer ? p.x.pooled[outer - 1] / item : 0;
-      const Range whole = interior(rows, 0, rows.out);
-      const bool planes_follow = ordered && p.n_lead == 1 && whole.lo == 0 && whole.hi == rows.out;
-      strip.step = rows.stride * pitch;
-      strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;
-      strip.count = h >= whole.lo && h < whole.hi ? least(end - unit, whole.hi - h) : 1;
-      strip.base_step = rows.stride * last.size;
-      if (outer == 0 && planes_follow) {  // rows of one dimension: the planes are a strip themselves
-        strip.count = end - unit;
-        strip.step = p.x.lead[0] / item;
-        strip.base_step = 0;
-      } else if (outer == 1 && planes_follow && !coded &&
-                 p.x.lead[0] == rows.out * rows.stride * p.x.pooled[0]) {
-        strip.count = end - unit;
-      }
-      add_rows(p, walk, rows, h, pitch, strip);
-      strip.y = reinterpret_cast<S*>(walk.row(p.y, 0, 0).data);
-      strip.extra = coded ? walk.row(p.extra_array, 0, 0).data : nullptr;
-      do_strip<N>(p, last, row, strip, ordered ? (end - unit - strip.count) * last.out : -1, masks);
+      if (unit % p.rows == 0)
+        if (const int64_t done = planes(line, walk, unit / p.rows, end / p.rows, ordered)) {
+          unit += done * p.rows;
+          if (unit < end) walk.seek(unit);
+          continue;
+        }
+      const Strip<S> strip = strip_at(p, walk, end - unit, ordered);
+      do_strip<N>(line, strip, ordered ? (end - unit - strip.count) * last.out : -1);
       unit += strip.count;
       if (unit < end) walk.seek(unit);
     }
+  }
+
+  // What stays the same for all rows.
+  template <int N> struct Line {
+    const Problem& p;
+    const Axis& last;
+    const typename D::Row& row;
+    const Mask<V, N>* masks;
+    const typename D::Carry& carry;
+  };
+
+  // Small planes that follow each other evenly, but for those at the ends of the array: the strips of the first are
+  // those of all. Returns how many planes were done.
+  template <int N> static int64_t planes(const Line<N>& line, Walk<Over::outputs>& walk, int64_t first,
+                                         int64_t end, bool ordered) {
+    const Problem& p = line.p;
+    constexpr int most_strips = 8;
+    const int64_t from = most(first, 1), to = least(end, p.planes) - 1;
+    const int64_t x_step = p.x.lead[0] / int64_t(sizeof(S)), y_step = p.y.lead[0] / int64_t(sizeof(S));
+    if (p.n_axes != 2 || p.n_lead != 1 || !ordered || first == 0 || to - from < 2 || p.rows > 64 ||
+        x_step < 4 * (N + line.last.out) + 8)
+      return 0;
+    Strip<S> strips[most_strips];
+    int n = 0;
+    for (int64_t h = 0; h < p.rows; h += strips[n++].count) {
+      if (n == most_strips) return 0;
+      walk.seek(from * p.rows + h);
+      strips[n] = strip_at(p, walk, p.rows - h, false);
+    }
+    for (int64_t plane = from; plane < to; ++plane)
+      for (int k = 0; k < n; ++k) {
+        Strip<S>& strip = strips[k];
+        vectors<N>(line, strip, Range{0, strip.count});
+        for (int r = 0; r < strip.n_rows; ++r) strip.rows[r] += x_step;
+        strip.y += y_step;
+        strip.extra += y_step * (p.extra == Extra::index64 ? 8 : 1);
+      }
+    return to - from;
+  }
+
+  // The output rows from here on whose windows step evenly through memory, `room` at most.
+  static Strip<S> strip_at(const Problem& p, const Walk<Over::outputs>& walk, int64_t room, bool ordered) {
+    constexpr int64_t item = sizeof(S);
+    const Axis& last = p.axes[p.n_axes - 1];
+    const int outer = p.n_axes - 1;
+    Strip<S> strip;
+    Axis rows{};
+    rows.size = rows.out = rows.kernel = rows.stride = rows.step = rows.uncropped = rows.hi = 1;
+    if (outer) rows = walk.axis(outer - 1);
+    const int64_t h = outer ? walk.at(outer - 1) : 0, pitch = outer ? p.x.pooled[outer - 1] / item : 0;
+    const Range whole = interior(rows, 0, rows.out);
+    const bool planes_follow = ordered && p.n_lead == 1 && whole.lo == 0 && whole.hi == rows.out;
+    strip.step = rows.stride * pitch;
+    strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;
+    strip.count = h >= whole.lo && h < whole.hi ? least(room, whole.hi - h) : 1;
+    strip.base_step = rows.stride * last.size;
+    if (outer == 0 && planes_follow) {  // rows of one dimension: the planes are a strip themselves
+      strip.count = room;
+      strip.step = p.x.lead[0] / item;
+      strip.base_step = 0;
+    } else if (outer == 1 && planes_follow && !coded &&
+               p.x.lead[0] == rows.out * rows.stride * p.x.pooled[0]) {
+      strip.count = room;
+    }
+    add_rows(p, walk, rows, h, pitch, strip);
+    strip.y = reinterpret_cast<S*>(walk.row(p.y, 0, 0).data);
+    strip.extra = coded ? walk.row(p.extra_array, 0, 0).data : nullptr;
+    return strip;
   }
 
   static int64_t plane_elements(const Problem& p) {
@@ -411,22 +558,24 @@ private:
                           : (slab * a.kernel + row) * last.kernel);
   }
 
-  template <int N> static void do_strip(const Problem& p, const Axis& last, const typename D::Row& row,
-                                        const Strip<S>& strip, int64_t spill, const Mask<V, N>* masks) {
-    const Range safe = strip.n_rows ? vector_rows(p, last, row, strip, N, spill) : Range{0, 0};
-    const auto part = [&](int64_t from, int64_t to) {
-      Strip<S> cut = strip;
-      for (int r = 0; r < cut.n_rows; ++r) cut.rows[r] += from * cut.step;
-      cut.y += from * cut.y_step;
-      cut.extra += from * cut.y_step * (p.extra == Extra::index64 ? 8 : 1);
-      cut.base += from * cut.base_step;
-      cut.count = to - from;
-      return cut;
-    };
-    if (safe.lo >= safe.hi) return D::scalar(p, last, strip);
-    D::scalar(p, last, part(0, safe.lo));
-    vectors<N>(p, last, row, part, safe, masks);
-    D::scalar(p, last, part(safe.hi, strip.count));
+  // Rows [from, to) of a strip.
+  static Strip<S> part(const Problem& p, const Strip<S>& strip, int64_t from, int64_t to) {
+    Strip<S> cut = strip;
+    for (int r = 0; r < cut.n_rows; ++r) cut.rows[r] += from * cut.step;
+    cut.y += from * cut.y_step;
+    cut.extra += from * cut.y_step * (p.extra == Extra::index64 ? 8 : 1);
+    cut.base += from * cut.base_step;
+    cut.count = to - from;
+    return cut;
+  }
+
+  template <int N> static void do_strip(const Line<N>& line, const Strip<S>& strip, int64_t spill) {
+    const Problem& p = line.p;
+    const Range safe = strip.n_rows ? vector_rows(p, line.last, line.row, strip, N, spill) : Range{0, 0};
+    if (safe.lo >= safe.hi) return D::scalar(p, line.last, strip);
+    D::scalar(p, line.last, part(p, strip, 0, safe.lo));
+    vectors<N>(line, strip, safe);
+    D::scalar(p, line.last, part(p, strip, safe.hi, strip.count));
   }
 
   // The rows of a strip that may be read and written `lanes` outputs at a time.
@@ -454,33 +603,36 @@ private:
     return {lo, hi};
   }
 
-  template <int N, class F> static void vectors(const Problem& p, const Axis& last,
-                                                const typename D::Row& row, F&& part, Range rows,
-                                                const Mask<V, N>* masks) {
-    const auto go = [&](auto quick, auto kernel, auto stride, const Strip<S>& strip) {
-      constexpr int K = decltype(kernel)::value, T = decltype(stride)::value;
-      constexpr bool q = decltype(quick)::value;
-      if constexpr (q && std::is_same_v<S, float>) {
-        if (strip.n_rows == 2) return D::template sweep<K, T, 2, N, q>(p, strip, row, masks);
-        if (strip.n_rows == 3) return D::template sweep<K, T, 3, N, q>(p, strip, row, masks);
+  template <int N> static void vectors(const Line<N>& line, const Strip<S>& strip, Range rows) {
+    using One = std::integral_constant<int, 1>;
+    using Two = std::integral_constant<int, 2>;
+    using Three = std::integral_constant<int, 3>;
+    const Axis& last = line.last;
+    const auto sweep = [&](auto quick, const Strip<S>& cut) {
+      const auto go = [&](auto kernel, auto stride, auto n_rows) {
+        return D::template sweep<decltype(kernel)::value, decltype(stride)::value, decltype(n_rows)::value, N,
+                                 decltype(quick)::value>(line.p, cut, line.row, line.masks, line.carry);
+      };
+      using Any = std::integral_constant<int, 0>;
+      if constexpr (common)
+        if (last.stride == 1) return last.kernel == 2 ? go(Two{}, One{}, Any{}) : go(Three{}, One{}, Any{});
+      if (last.kernel == 2) {
+        if constexpr (quick && common)
+          if (cut.n_rows == 2) return go(Two{}, Two{}, Two{});
+        return go(Two{}, Two{}, Any{});
       }
-      return D::template sweep<K, T, 0, N, q>(p, strip, row, masks);
-    };
-    const auto sweep = [&](auto quick, const Strip<S>& strip) {
-      using One = std::integral_constant<int, 1>;
-      using Two = std::integral_constant<int, 2>;
-      using Three = std::integral_constant<int, 3>;
-      if (last.kernel == 2)
-        return last.stride == 1 ? go(quick, Two{}, One{}, strip) : go(quick, Two{}, Two{}, strip);
-      return last.stride == 1 ? go(quick, Three{}, One{}, strip) : go(quick, Three{}, Two{}, strip);
+      if constexpr (R::picks)
+        if (cut.n_rows == 3 && cut.rows[2] == cut.rows[0] + cut.step) return go(Three{}, Two{}, Three{});
+      return go(Three{}, Two{}, Any{});
     };
     if constexpr (coded) {
-      sweep(std::false_type{}, part(rows.lo, rows.hi));
+      sweep(std::false_type{}, part(line.p, strip, rows.lo, rows.hi));
     } else {
       for (int64_t i = rows.lo; i < rows.hi;) {
-        i += sweep(std::true_type{}, part(i, rows.hi));
+        i += sweep(std::true_type{}, i || rows.hi < strip.count ? part(line.p, strip, i, rows.hi) : strip);
         if constexpr (D::can_be_nan)
-          if (i < rows.hi) i += sweep(std::false_type{}, part(i, least(rows.hi, i + calm_rows)));
+          if (i < rows.hi)
+            i += sweep(std::false_type{}, part(line.p, strip, i, least(rows.hi, i + calm_rows)));
       }
     }
   }

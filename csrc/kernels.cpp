@@ -46,7 +46,7 @@ template <class R, class S, bool coded> Kernel quick_engine(const Problem& p) {
 }
 
 template <class R, bool coded> bool slides(const Problem& p) {
-  return taps_of(p) > 4 && !(p.lanes > 1 && shares_little(p)) && Slide<R, coded>::serves(p);
+  return taps_of(p) > 1 && !(p.lanes > 1 && shares_little(p)) && Slide<R, coded>::serves(p);
 }
 
 template <template <class> class R, class V, class S = V> Kernel pick(const Problem& p) {

@@ -34,7 +34,7 @@ template <class R, class S, bool coded> struct Lanes {
     p.tile = most(1, least(last.out, 65536 / p.lanes));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = 0;
+    p.scratch = Scratch::bytes<V>(p.lanes);
   }
 
   // The outer part of a window: (slabs x rows) taps, with their codes.
@@ -45,7 +45,9 @@ template <class R, class S, bool coded> struct Lanes {
     int64_t share;
   };
 
-  static void run(const Problem& p, int64_t begin, int64_t end, char*) {
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    Scratch scratch(memory);
+    V* acc = scratch.take<V>(p.lanes);
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
@@ -63,7 +65,7 @@ template <class R, class S, bool coded> struct Lanes {
         here.first += C(w.lead) * here.col_code;
         here.position += begin_of(walk.last(), o);
         position(p, here, x + w.start * p.x.pooled[last], w.taps, walk.last().step * p.x.pooled[last], y,
-                 extra, by);
+                 extra, by, acc);
       }
     }
   }
@@ -105,10 +107,42 @@ private:
   }
 
   static void position(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                       char* y, char* extra, V by) {
+                       char* y, char* extra, V by, V* acc) {
+    if constexpr (R::picks && !coded)
+      if (outer.slabs * outer.rows * taps > 16 && p.lanes > 4 * N)
+        return streamed(p, outer, x, taps, step, reinterpret_cast<S*>(y), acc);
     int64_t c = 0;
     for (; c + broad * N <= p.lanes; c += broad * N) vectors<broad>(p, outer, x, taps, step, y, extra, by, c);
+    for (; c + 4 * N <= p.lanes; c += 4 * N) vectors<4>(p, outer, x, taps, step, y, extra, by, c);
     for (; c < p.lanes; c += N) vectors<1>(p, outer, x, taps, step, y, extra, by, least(c, p.lanes - N));
+  }
+
+  static Vn merge(Vn later, Vn best) {
+    best = R::beats(later, best) ? later : best;  // one instruction; a NaN would be lost
+    if constexpr (is_real<V>) best = later != later ? later : best;
+    return best;
+  }
+
+  // Large windows: all lanes of a tap before the next tap, as they lie in memory; the best so far wait in L1.
+  static void streamed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, S* y,
+                       V* acc) {
+    const int64_t whole = p.lanes / N * N, rest = p.lanes - N;
+    const auto add = [&](const char* at, bool first) __attribute__((always_inline)) {
+      const S* from = reinterpret_cast<const S*>(at);
+      for (int64_t c = 0; c < whole; c += N)
+        write(acc + c, first ? read_as<V, N>(from + c) : merge(read_as<V, N>(from + c), read<V, N>(acc + c)));
+      if (whole < p.lanes)
+        write(acc + rest,
+              first ? read_as<V, N>(from + rest) : merge(read_as<V, N>(from + rest), read<V, N>(acc + rest)));
+    };
+    for (int64_t s = 0; s < outer.slabs; ++s)
+      for (int64_t r = 0; r < outer.rows; ++r)
+        for (int64_t t = 0; t < taps; ++t)
+          add(x + s * outer.slab_step + r * outer.row_step + t * step, s + r + t == 0);
+    for (int64_t c = 0; c < p.lanes; c += N) {
+      const int64_t at = least(c, rest);
+      write_as<N, true, S, V>(y + at, read<V, N>(acc + at));
+    }
   }
 
   template <int W> static void vectors(const Problem& p, const Outer& outer, const char* x, int64_t taps,
@@ -136,8 +170,7 @@ private:
                 best[w] = better ? v : best[w];
                 code[w] = better ? Cn{} + tap_code : code[w];
               } else {
-                best[w] = R::beats(v, best[w]) ? v : best[w];  // one instruction; a NaN would be lost
-                if constexpr (is_real<V>) best[w] = v != v ? v : best[w];
+                best[w] = merge(v, best[w]);
               }
             }
         }

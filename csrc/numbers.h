@@ -22,10 +22,12 @@ template <class T> constexpr bool is_real = std::is_floating_point_v<T>;
 inline float widen(bf16 h) { return std::bit_cast<float>(std::uint32_t(h.bits) << 16); }
 
 inline float widen(f16 h) {
-  // Rebias the exponent; infinities and NaN get the rest of the way, subnormals are renormalised by a subtraction.
+  // Rebias the exponent; infinities and NaN get the rest of the way, subnormals are renormalised by a subtraction
   const std::uint32_t magnitude = std::uint32_t(h.bits & 0x7fffu) << 13;
   const std::uint32_t exponent = magnitude & 0x0f800000u;
-  const std::uint32_t normal = magnitude + (exponent == 0x0f800000u ? 0x70000000u : 0x38000000u);
+  // (and a signalling NaN is quieted, as processors do that have an instruction for it).
+  const std::uint32_t quiet = magnitude > 0x0f800000u ? 0x00400000u : 0u;
+  const std::uint32_t normal = (magnitude + (exponent == 0x0f800000u ? 0x70000000u : 0x38000000u)) | quiet;
   const float small = std::bit_cast<float>(magnitude + 0x38800000u) - std::bit_cast<float>(0x38800000u);
   const std::uint32_t bits = exponent == 0 ? std::bit_cast<std::uint32_t>(small) : normal;
   return std::bit_cast<float>(bits | std::uint32_t(h.bits & 0x8000u) << 16);
@@ -46,7 +48,7 @@ inline void narrow(float f, f16& h) {
                               std::bit_cast<std::uint32_t>(0.5f);
   std::uint32_t bits = magnitude < 0x38800000u ? small : normal;
   bits = magnitude >= 0x477ff000u ? 0x7c00u : bits;
-  bits = magnitude > 0x7f800000u ? 0x7e00u : bits;
+  bits = magnitude > 0x7f800000u ? 0x7e00u | (magnitude >> 13 & 0x1ffu) : bits;
   h.bits = std::uint16_t(bits | sign);
 }
 

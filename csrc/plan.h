@@ -37,30 +37,27 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// The taps of window o that stand in [lo, hi).
-static inline Window taps_within(const Axis& a, int64_t o, int64_t lo, int64_t hi) {
-  const int64_t first = a.origin + o * a.stride;
-  if (a.step == 1) {  // the common case, without divisions
+// The taps of a window that begins at `first` that stand in [lo, hi).
+static inline Window taps_within(int64_t first, int64_t kernel, int64_t step, int64_t lo, int64_t hi) {
+  if (step == 1) {  // the common case, without divisions
     const int64_t start = most(first, lo);
-    return {start, most(0, least(first + a.kernel, hi) - start), least(start - first, a.kernel - 1)};
+    return {start, most(0, least(first + kernel, hi) - start), least(start - first, kernel - 1)};
   }
-  const int64_t lead = most(0, ceil_div(lo - first, a.step));
-  const int64_t start = first + lead * a.step;
-  const int64_t taps = start >= hi ? 0 : least(a.kernel - lead, ceil_div(hi - start, a.step));
-  return {start, most(0, taps), least(lead, a.kernel - 1)};
+  const int64_t lead = most(0, ceil_div(lo - first, step));
+  const int64_t start = first + lead * step;
+  const int64_t taps = start >= hi ? 0 : least(kernel - lead, ceil_div(hi - start, step));
+  return {start, most(0, taps), least(lead, kernel - 1)};
 }
 
 static inline Window window(const Axis& a, int64_t o) {
   if (!a.regular()) return {a.starts[o], a.counts[o], 0};
-  return taps_within(a, o, 0, a.size);
+  return taps_within(a.origin + o * a.stride, a.kernel, a.step, 0, a.size);
 }
 
+// What a window contributes to its divisor: taps that were cut off because they never meet the input count, too.
 static inline int64_t share(const Axis& a, int64_t o) {
   if (!a.regular()) return a.counts[o];
-  Axis whole = a;
-  whole.kernel = a.uncropped;
-  whole.origin = a.origin - a.cropped * a.step;
-  return taps_within(whole, o, a.lo, a.hi).taps;
+  return taps_within(a.origin - a.cropped * a.step + o * a.stride, a.uncropped, a.step, a.lo, a.hi).taps;
 }
 
 // The outputs [lo, hi) within [o0, o1) whose windows lie wholly inside the input: the regular interior.

@@ -45,14 +45,14 @@ template <class V> constexpr int length_of = sizeof(V) / sizeof(Element<V>);
 
 // Lanes of the widest vector, and of a narrow one for short rows.
 template <class T> constexpr int wide = vector_bytes / int(sizeof(T));
-template <class T> constexpr int narrow_lanes = 16 / int(sizeof(T));
+template <class T> constexpr int narrow_lanes = (vector_bytes > 16 ? vector_bytes / 2 : 16) / int(sizeof(T));
 
 template <class T, int N> inline Vec<T, N> read(const T* p) {
   Vec<T, N> v;
   __builtin_memcpy(&v, p, sizeof v);
 #if defined(__x86_64__)
   // Keeps the value in a register: otherwise each use reads memory again, and unaligned reads are what costs.
-  asm("" : "+v"(v));
+  if constexpr (sizeof v <= vector_bytes) asm("" : "+v"(v));
 #endif
   return v;
 }
@@ -64,10 +64,23 @@ template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
     const auto bits = __builtin_convertvector(read<std::uint16_t, N>(&p->bits), Vec<std::uint32_t, N>) << 16;
     return reinterpret_cast<Vec<float, N>>(bits);
   } else if constexpr (std::is_same_v<S, f16>) {
+#if defined(__AVX512F__)
+    if constexpr (N == 16)
+      return reinterpret_cast<Vec<float, N>>(
+          _mm512_cvtph_ps(reinterpret_cast<__m256i>(read<std::uint16_t, N>(&p->bits))));
+#endif
+#if defined(__F16C__)
+    if constexpr (N == 8)
+      return reinterpret_cast<Vec<float, N>>(
+          _mm256_cvtph_ps(reinterpret_cast<__m128i>(read<std::uint16_t, N>(&p->bits))));
+#endif
     const auto h = __builtin_convertvector(read<std::uint16_t, N>(&p->bits), Vec<std::uint32_t, N>);
     const auto magnitude = (h & 0x7fffu) << 13, exponent = magnitude & 0x0f800000u;
-    const auto normal = magnitude + (exponent == 0x0f800000u ? 0x70000000u + Vec<std::uint32_t, N>{}
-                                                             : 0x38000000u + Vec<std::uint32_t, N>{});
+    const auto quiet =
+        magnitude > 0x0f800000u ? 0x00400000u + Vec<std::uint32_t, N>{} : Vec<std::uint32_t, N>{};
+    const auto normal = (magnitude + (exponent == 0x0f800000u ? 0x70000000u + Vec<std::uint32_t, N>{}
+                                                              : 0x38000000u + Vec<std::uint32_t, N>{})) |
+                        quiet;
     const auto tiny =
         reinterpret_cast<Vec<float, N>>(magnitude + 0x38800000u) - std::bit_cast<float>(0x38800000u);
     const auto bits = exponent == 0u ? reinterpret_cast<Vec<std::uint32_t, N>>(tiny) : normal;
@@ -81,6 +94,14 @@ template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
 // N elements to storage, rounded to nearest even where it is narrower; `same` says that they came from there.
 template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, N> v) {
   if constexpr (is_half<S>) {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<S, f16> && N == 16)
+      return write(&p->bits, _mm512_cvtps_ph(reinterpret_cast<__m512>(v), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#if defined(__F16C__)
+    if constexpr (std::is_same_v<S, f16> && N == 8)
+      return write(&p->bits, _mm256_cvtps_ph(reinterpret_cast<__m256>(v), _MM_FROUND_TO_NEAREST_INT));
+#endif
     using U = Vec<std::uint32_t, N>;
     const U u = reinterpret_cast<U>(v), magnitude = u & 0x7fffffffu;
     U bits;
@@ -94,7 +115,7 @@ template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, 
                      std::bit_cast<std::uint32_t>(0.5f);
       bits = magnitude < 0x38800000u ? tiny : normal;
       bits = magnitude >= 0x477ff000u ? U{} + 0x7c00u : bits;
-      bits = magnitude > 0x7f800000u ? U{} + 0x7e00u : bits;
+      bits = magnitude > 0x7f800000u ? 0x7e00u | (magnitude >> 13 & 0x1ffu) : bits;
       bits |= (u >> 16) & 0x8000u;
     }
     write(&p->bits, __builtin_convertvector(bits, Vec<std::uint16_t, N>));
@@ -126,6 +147,16 @@ template <class V> inline V evens(V a, V b) {
 template <class V> inline V odds(V a, V b) {
   return odds(a, b, std::make_integer_sequence<int, length_of<V>>{});
 }
+
+template <int By, class V, int... I> inline V shifted(V a, V b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, I + By...);
+}
+// As many elements of the two together, all but the first few.
+template <int By, class V> inline V shifted(V a, V b) {
+  return shifted<By>(a, b, std::make_integer_sequence<int, length_of<V>>{});
+}
+// The same number everywhere (minus nothing: adding would turn -0 into 0).
+template <class V> inline V all_of(Element<V> x) { return x - V{}; }
 
 // Where either holds a NaN.
 template <class V> inline auto unordered(V a, V b) { return ~((a <= b) | (a > b)); }

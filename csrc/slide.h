@@ -114,7 +114,8 @@ private:
   int64_t loaded_ = -1;     // the unit whose rows lie in scratch
   bool nan_ = false;        // in the rows loaded for it
   C row_unit_, col_unit_;
-  bool small_;  // 3 x 3
+  bool small_;        // 3 x 3
+  bool even_ = true;  // all columns share the divisor
 
   Slide(const Problem& p, char* memory)
       : p_(p), cut_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)) {
@@ -132,7 +133,7 @@ private:
     out_codes_ = scratch.take<C>(cut_.in_rows * most(N, cut_.width * cut_.lanes) + slack);
     by_ = scratch.take<V>(cut_.width * cut_.lanes + slack);
     outer_ = scratch.take<V>(cut_.height);
-    small_ = R::picks && cut_.rows.kernel == 3 && cut_.cols.kernel == 3;
+    small_ = cut_.rows.kernel == 3 && cut_.cols.kernel == 3 && (R::picks || cut_.cols.step * p.lanes == 1);
     end_ = reinterpret_cast<const V*>(end_of(p, sizeof(V)));
     const bool positions = p.extra == Extra::index64;
     row_unit_ = C(positions ? cut_.rows.step * cut_.cols.size : cut_.cols.kernel);
@@ -329,7 +330,7 @@ private:
     const int64_t y_pitch = p_.n_axes == 2 ? p_.y.pooled[0] / int64_t(sizeof(V)) : t.n;
     const bool follow =
         y_pitch == t.n && (t.planes == 1 || p_.y.lead[p_.n_lead - 1] == rows * first.n * first.stride);
-    const bool even = !R::picks && shares(t);
+    if constexpr (!R::picks) even_ = shares(t);
     for (int64_t q = 0; q < t.planes; ++q) {
       char* plane = q ? base(p_.y, t, q)
                       : first.data - t.c0 * first.stride - (p_.n_axes == 2 ? t.r0 * p_.y.pooled[0] : 0);
@@ -337,7 +338,7 @@ private:
       const int64_t at = q * cut_.plane_rows;
       // Elements from y on that belong to this tile and are written in rising order: what spills is written again.
       const int64_t room = follow ? (t.planes - q) * rows * t.n : 0;
-      if constexpr (R::picks) {
+      if (R::picks || small_) {
         // A row shorter than a vector spills into the next, which must be written later.
         const bool direct = native && (t.n >= N || (room >= rows * t.n + N && cut_.rows.step == 1));
         V* to = direct ? y : out_;
@@ -357,7 +358,7 @@ private:
         const int64_t pitch = cut_.rows.step > 1 ? most(t.pitch, N) : t.pitch;
         down_all<true>(t, rows, at, sums_, pitch, t.pitch);
         fill(sums_ + (rows - 1) * pitch + t.pitch, t.gap, V(0));
-        sum_across(t, rows, pitch, even, [&](int64_t r, auto&& f) __attribute__((always_inline)) {
+        sum_across(t, rows, pitch, [&](int64_t r, auto&& f) __attribute__((always_inline)) {
           if (native) return emit(f, y + r * y_pitch, t.n, room - r * t.n);
           emit(f, out_, t.n, t.n + N);
           store_(out_, row(p_.y, plane, t, t.r0 + r, t.c0, t.c1));
@@ -395,7 +396,10 @@ private:
       const int64_t rows = ceil_div(height - q, step), from = (at + q) * pitch + column;
       V* to = y + q * y_pitch + column;
       if constexpr (!R::picks) {
-        sum_down<W>(rows, in_ + from, pitch * step, to, y_pitch * step);
+        if (small_)
+          small_sums<W>(rows, in_ + from, pitch * step, to, y_pitch * step, column, outer_ + q, step);
+        else
+          sum_down<W>(rows, in_ + from, pitch * step, to, y_pitch * step);
       } else {
         C *codes = coded ? in_codes_ + from : nullptr, *y_codes = out_codes_ + q * out_pitch(t) + column;
         if (small_)
@@ -404,6 +408,40 @@ private:
         else
           best_down<W, quick>(rows, in_ + from, codes, pitch * step, to, y_pitch * step, y_codes,
                               out_pitch(t) * step);
+      }
+    }
+  }
+
+  // Sums of 3 x 3: three rows in registers, columns first.
+  template <int W> void small_sums(int64_t rows, const V* x, int64_t pitch, V* y, int64_t y_pitch,
+                                   int64_t column, const V* outer, int64_t outer_step) const {
+    Vn above[W + 1], middle[W + 1];
+    for (int w = 0; w <= W; ++w) {
+      above[w] = read<V, N>(x + w * N);
+      middle[w] = read<V, N>(x + pitch + w * N);
+    }
+    x += 2 * pitch;
+    for (int64_t r = 0; r < rows; ++r, x += pitch, y += y_pitch, outer += outer_step) {
+      Vn down[W + 1];
+      for (int w = 0; w <= W; ++w) {
+        const Vn below = read<V, N>(x + w * N);
+        down[w] = above[w] + middle[w] + below;
+        above[w] = middle[w];
+        middle[w] = below;
+      }
+      const auto sum = [&](int w) __attribute__((always_inline)) {
+        return down[w] + shifted<1>(down[w], down[w + 1]) + shifted<2>(down[w], down[w + 1]);
+      };
+      if (!p_.divide) {
+        for (int w = 0; w < W; ++w) write(y + w * N, sum(w));
+      } else if (even_) {
+        const V by = by_[0] * *outer;
+        for (int w = 0; w < W; ++w) write(y + w * N, sum(w) / (by == 0 ? V(1) : by));
+      } else {
+        for (int w = 0; w < W; ++w) {
+          const Vn by = read<V, N>(by_ + column + w * N) * *outer;
+          write(y + w * N, sum(w) / (by == V(0) ? Vn{} + V(1) : by));
+        }
       }
     }
   }
@@ -544,7 +582,7 @@ private:
   static int top_bit(int64_t n) { return 63 - __builtin_clzll(std::uint64_t(n)); }
 
   // Sums along the rows; the last step hands every finished row to `out`, as a function from an element to a vector.
-  template <class F> void sum_across(const Tile& t, int64_t height, int64_t pitch, bool even, F&& out) {
+  template <class F> void sum_across(const Tile& t, int64_t height, int64_t pitch, F&& out) {
     const int64_t unit = cut_.cols.step * t.lanes, kernel = cut_.cols.kernel;
     const int64_t block = most(1, row_elements / most(1, pitch));
     for (int64_t r = 0; r < height; r += block) {
@@ -573,7 +611,7 @@ private:
           const Vn two = read<V, N>(a + j) + read<V, N>(a + j + shift);
           return odd ? two + read<V, N>(b + j + 2 * shift) : two;
         };
-        divide(outer_[r + i], even, sum, [&](auto&& f) __attribute__((always_inline)) { out(r + i, f); });
+        divide(outer_[r + i], sum, [&](auto&& f) __attribute__((always_inline)) { out(r + i, f); });
       }
     }
   }
@@ -593,11 +631,11 @@ private:
     return even;
   }
 
-  template <class F, class Out> void divide(V outer, bool even, F&& sum, Out&& out) const {
+  template <class F, class Out> void divide(V outer, F&& sum, Out&& out) const {
     if (!p_.divide) return out(sum);
     const V by = by_[0] * outer, inverse = V(1) / by;
-    if (even && inverse_exact(by)) return out([&](int64_t j) { return sum(j) * inverse; });
-    if (even) return out([&](int64_t j) { return sum(j) / (by == 0 ? V(1) : by); });
+    if (even_ && inverse_exact(by)) return out([&](int64_t j) { return sum(j) * inverse; });
+    if (even_) return out([&](int64_t j) { return sum(j) / (by == 0 ? V(1) : by); });
     out([&](int64_t j) {
       const Vn d = read<V, N>(by_ + j) * outer;
       return sum(j) / (d == V(0) ? Vn{} + V(1) : d);
