@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "kernels.h"
 #include "threads.h"
@@ -23,6 +24,7 @@ using namespace ndpool;
 namespace {
 
 constexpr int64_t serial_bytes = 1 << 20;  // below this a thread's wake-up costs more than its help
+constexpr int64_t held_bytes = 1 << 14;    // below this the work is done before another thread has the GIL
 
 int64_t item_size(Dtype t) {
   constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
@@ -265,7 +267,8 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
 }
 
 void execute(Problem& p, const Kernel& kernel, int64_t rows, int64_t cost) {
-  nb::gil_scoped_release release;
+  std::optional<nb::gil_scoped_release> release;
+  if (cost >= held_bytes) release.emplace();
   kernel.prepare(p);
   p.units *= rows;
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
@@ -288,39 +291,224 @@ int64_t cost_of(const Problem& p, int64_t item) {
   return int64_t(std::min(1e18, std::max(inputs + outputs, outputs * taps) * double(item)));
 }
 
-bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vector<int>& axes, nb::handle y,
-             int y_type, nb::handle extra, int extra_kind, bool divide, int64_t divisor, double norm) {
+// A problem that only waits for its memory.
+struct Work {
   Problem p;
+  int64_t rows = 1, outputs = 0, cost = 0;
+
+  Kernel kernel() const { return outputs ? kernel_for(p, &Kernels::forward) : Kernel{}; }
+  void run(const Kernel& kernel) {
+    if (outputs) execute(p, kernel, rows, cost);
+  }
+};
+
+Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const std::vector<int>& axes,
+                  const Buffer& y, Dtype y_type, const Buffer* extra, Extra extra_kind, bool divide,
+                  int64_t divisor, double norm) {
+  Work work;
+  Problem& p = work.p;
   p.op = Op(op);
-  p.x_type = Dtype(x_type);
-  p.y_type = Dtype(y_type);
-  p.extra = Extra(extra_kind);
+  p.x_type = x_type;
+  p.y_type = y_type;
+  p.extra = extra_kind;
   p.divide = divide;
   p.divisor = divisor;
   p.norm = norm;
-  const Buffer xb(x, p.x_type, false), yb(y, p.y_type, true);
-  std::optional<Buffer> eb;
-  if (p.extra != Extra::none) {
-    constexpr Dtype kinds[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
-    eb.emplace(extra, kinds[extra_kind], true);
-    if (plan.taps() > int64_t(UINT32_MAX))
-      throw nb::value_error("a window of more than 2**32 - 1 elements has no indices");
-    if (p.extra == Extra::offset8 && plan.taps() > 256) fault("the window needs wider offsets");
-  }
-  if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
+  if (extra && plan.taps() > int64_t(UINT32_MAX))
+    throw nb::value_error("a window of more than 2**32 - 1 elements has no indices");
+  if (p.extra == Extra::offset8 && plan.taps() > 256) fault("the window needs wider offsets");
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = item_size(p.x_type);
-  if (eb)
-    lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}, {&p.extra_array, &*eb, true}}, p.x, item);
+  if (extra)
+    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item);
   else
-    lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}}, p.x, item);
-  int64_t rows = 1, outputs = p.planes * p.lanes;
-  for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].out;
-  outputs *= rows * p.axes[p.n_axes - 1].out;
-  if (outputs) execute(p, kernel_for(p, &Kernels::forward), rows, cost_of(p, item));
+    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item);
+  for (int a = 0; a + 1 < p.n_axes; ++a) work.rows *= p.axes[a].out;
+  work.outputs = p.planes * p.lanes * work.rows * p.axes[p.n_axes - 1].out;
+  work.cost = cost_of(p, item);
+  return work;
+}
+
+constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
+
+bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vector<int>& axes, nb::handle y,
+             int y_type, nb::handle extra, int extra_kind, bool divide, int64_t divisor, double norm) {
+  const Buffer xb(x, Dtype(x_type), false), yb(y, Dtype(y_type), true);
+  std::optional<Buffer> eb;
+  if (Extra(extra_kind) != Extra::none) eb.emplace(extra, extra_types[extra_kind], true);
+  if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
+  Work work = forward_work(plan, op, xb, Dtype(x_type), axes, yb, Dtype(y_type), eb ? &*eb : nullptr,
+                           Extra(extra_kind), divide, divisor, norm);
+  work.run(work.kernel());
   return true;
 }
+
+// The memory of an array whose layout is known: an address, an object with a buffer, or none.
+class Memory {
+public:
+  Memory(nb::handle object, int64_t bytes, bool writable) {
+    if (object.is_none()) return;
+    if (PyLong_CheckExact(object.ptr())) {
+      data_ = static_cast<char*>(PyLong_AsVoidPtr(object.ptr()));
+      return;
+    }
+    if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
+      throw nb::python_error();
+    data_ = static_cast<char*>(view_.buf);
+    if (view_.len != bytes) {
+      PyBuffer_Release(&view_);
+      fault("a buffer does not have the size it was announced with");
+    }
+    held_ = true;
+  }
+  Memory(const Memory&) = delete;
+  ~Memory() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+  char* data() const { return data_; }
+
+private:
+  Py_buffer view_;
+  bool held_ = false;
+  char* data_ = nullptr;
+};
+
+// A call that comes again and again: layouts and types are fixed, memory comes with each. Offsets and indices are
+// packed like the results.
+class Call {
+public:
+  Call(nb::object plan, int op, const nb::tuple& x, int x_type, const std::vector<int>& axes,
+       const nb::tuple& y, int y_type, int extra_kind, bool divide, int64_t divisor)
+      : plan_(std::move(plan)) {
+    const Buffer xb(x, Dtype(x_type), false), yb(y, Dtype(y_type), true);
+    std::optional<Buffer> eb;
+    if (Extra(extra_kind) != Extra::none) eb.emplace(y, extra_types[extra_kind], true);
+    work_ = forward_work(nb::cast<const Plan&>(plan_), op, xb, Dtype(x_type), axes, yb, Dtype(y_type),
+                         eb ? &*eb : nullptr, Extra(extra_kind), divide, divisor, 0);
+    items_[0] = item_size(Dtype(x_type));
+    items_[1] = item_size(Dtype(y_type));
+    items_[2] = item_size(extra_types[extra_kind]);
+    bytes_[0] = items_[0];
+    for (int a = 0; a < xb.ndim(); ++a) bytes_[0] *= xb.shape(a);
+    bytes_[1] = work_.outputs * items_[1];
+    bytes_[2] = work_.outputs * items_[2];
+  }
+
+  // Whether it was done: memory that is missing or misaligned is left to others.
+  bool run(nb::handle x, nb::handle y, nb::handle extra) {
+    const Memory xm(x, bytes_[0], false), ym(y, bytes_[1], true), em(extra, bytes_[2], true);
+    const char* data[] = {xm.data(), ym.data(), em.data()};
+    for (int i = 0; i < (work_.p.extra == Extra::none ? 2 : 3); ++i)
+      if (!data[i] || reinterpret_cast<std::uintptr_t>(data[i]) % items_[i]) return false;
+    Work work = work_;
+    work.p.x.data = xm.data();
+    work.p.y.data = ym.data();
+    work.p.extra_array.data = em.data();
+    if (kernels.load() != set_) {
+      set_ = kernels.load();
+      kernel_ = work.kernel();
+    }
+    work.run(kernel_);
+    return true;
+  }
+
+private:
+  nb::object plan_;  // its tables are read by the work
+  Work work_;
+  const Kernels* set_ =
+      nullptr;  // the instruction set of the kernel; layouts alone decide which kernel it is
+  Kernel kernel_;
+  int64_t items_[3], bytes_[3];
+};
+
+// Values by the arguments of a call, told apart by type and value: 2, 2.0 and True are three, (2, 2) and [2, 2] one.
+class Memo {
+public:
+  // The value; None where there is none yet, False where the arguments cannot be remembered.
+  nb::object get(nb::handle fn, nb::handle dtype, nb::handle shape, nb::handle stride,
+                 nb::handle window) const {
+    const Key key(fn, dtype, shape, stride, window);
+    if (!key.valid()) return nb::bool_(false);
+    const auto at = values_.find(key);
+    return at == values_.end() ? nb::none() : at->second.value;
+  }
+
+  void put(nb::object fn, nb::object dtype, nb::handle shape, nb::handle stride, nb::handle window,
+           nb::object value) {
+    const Key key(fn, dtype, shape, stride, window);
+    if (!key.valid()) return;
+    Values old;  // gone only when the table is whole again: its objects may run code
+    if (values_.size() >= limit) old.swap(values_);
+    values_.insert_or_assign(key, Entry{std::move(fn), std::move(dtype), std::move(value)});
+  }
+
+private:
+  static constexpr size_t limit = 1024;
+
+  // Functions and dtypes are what they are: their addresses, which the entry keeps from being used again.
+  class Key {
+  public:
+    Key(nb::handle fn, nb::handle dtype, nb::handle shape, nb::handle stride, nb::handle window) {
+      add(reinterpret_cast<std::uintptr_t>(fn.ptr()));
+      add(reinterpret_cast<std::uintptr_t>(dtype.ptr()));
+      sequence(shape.ptr());
+      sequence(stride.ptr());
+      sequence(window.ptr());
+    }
+    bool valid() const { return n_ <= most; }
+    bool operator==(const Key& other) const {
+      return n_ == other.n_ && std::equal(words_, words_ + n_, other.words_);
+    }
+    size_t hash() const {
+      std::uint64_t h = std::uint64_t(n_);
+      for (int i = 0; i < n_; ++i) h = (h ^ words_[i]) * 0x9e3779b97f4a7c15u, h ^= h >> 29;
+      return size_t(h);
+    }
+
+  private:
+    static constexpr int most = 48;
+
+    void add(std::uint64_t word) {
+      if (n_ < most)
+        words_[n_++] = word;
+      else
+        n_ = most + 1;
+    }
+    void refuse() { n_ = most + 1; }
+    void sequence(PyObject* items) {
+      if (!PyTuple_Check(items) && !PyList_CheckExact(items)) return refuse();
+      const Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
+      add(std::uint64_t(n) << 2 | 3);
+      for (Py_ssize_t i = 0; i < n && valid(); ++i) item(PySequence_Fast_GET_ITEM(items, i));
+    }
+    void item(PyObject* item) {
+      int overflow = 0;
+      if (PyLong_CheckExact(item)) {
+        const std::int64_t value = PyLong_AsLongLongAndOverflow(item, &overflow);
+        if (overflow || value > INT64_MAX >> 2 || value < INT64_MIN >> 2) return refuse();
+        add(std::uint64_t(value) << 2 | 1);
+      } else if (item == Py_None || item == Py_True || item == Py_False) {
+        add(item == Py_None ? 0 : item == Py_True ? 2 : 6);
+      } else if (PyTuple_CheckExact(item) || PyList_CheckExact(item)) {
+        sequence(item);
+      } else {
+        refuse();
+      }
+    }
+
+    int n_ = 0;
+    std::uint64_t words_[most];
+  };
+  struct Hash {
+    size_t operator()(const Key& key) const { return key.hash(); }
+  };
+  struct Entry {
+    nb::object fn, dtype, value;
+  };
+  using Values = std::unordered_map<Key, Entry, Hash>;
+  Values values_;
+};
 
 // The gradient of the inputs. Lp: `inputs` was copied to `grad_input` by the caller, `aux` holds the outputs.
 bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::vector<int>& axes,
@@ -472,6 +660,16 @@ NB_MODULE(_core, m) {
   nb::class_<Plan>(m, "Plan")
       .def(nb::init<const std::vector<AxisArgs>&>(), "axes"_a)
       .def_prop_ro("taps", &Plan::taps);
+  nb::class_<Call>(m, "Call")
+      .def(nb::init<nb::object, int, const nb::tuple&, int, const std::vector<int>&, const nb::tuple&, int,
+                    int, bool, int64_t>(),
+           "plan"_a, "op"_a, "x"_a, "x_type"_a, "axes"_a, "y"_a, "y_type"_a, "extra_kind"_a, "divide"_a,
+           "divisor"_a)
+      .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none());
+  nb::class_<Memo>(m, "Memo")
+      .def(nb::init<>())
+      .def("get", &Memo::get, "fn"_a, "dtype"_a, "shape"_a, "stride"_a, "window"_a)
+      .def("put", &Memo::put, "fn"_a, "dtype"_a, "shape"_a, "stride"_a, "window"_a, "value"_a);
   m.def("forward", &forward, "plan"_a, "op"_a, "x"_a, "x_type"_a, "axes"_a, "y"_a, "y_type"_a,
         "extra"_a.none(), "extra_kind"_a, "divide"_a, "divisor"_a, "norm"_a);
   m.def("backward", &backward, "plan"_a, "op"_a, "grad"_a, "type"_a, "axes"_a, "grad_input"_a,

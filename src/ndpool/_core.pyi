@@ -13,6 +13,33 @@ class Plan:
     @property
     def taps(self) -> int: ...
 
+# An address, an object with a buffer, or nothing.
+_Memory = int | bytearray | NDArray[Any] | None
+
+class Call:
+    def __init__(
+        self,
+        plan: Plan,
+        op: int,
+        x: tuple[int, tuple[int, ...], tuple[int, ...]],
+        x_type: int,
+        axes: Sequence[int],
+        y: tuple[int, tuple[int, ...], tuple[int, ...]],
+        y_type: int,
+        extra_kind: int,
+        divide: bool,
+        divisor: int,
+    ) -> None: ...
+    def run(self, x: _Memory, y: _Memory, extra: _Memory) -> bool: ...
+
+class Memo:
+    def get(
+        self, fn: str, dtype: object, shape: Sequence[int], stride: Sequence[int], window: Any
+    ) -> Any: ...
+    def put(
+        self, fn: str, dtype: object, shape: Sequence[int], stride: Sequence[int], window: Any, value: object
+    ) -> None: ...
+
 def forward(
     plan: Plan,
     op: int,
