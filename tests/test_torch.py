@@ -25,9 +25,10 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E4
 
 from test_oracle import spoiled  # noqa: E402
 
-# The first forward-mode derivative of a process makes PyTorch import something that it has deprecated.
-DEPRECATED = "ignore:`torch.jit:DeprecationWarning"
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(DEPRECATED)]
+# The first forward-mode derivative of a process makes PyTorch import something that it has deprecated, and
+# PyTorch 2.6's gradcheck calls something of the kind.
+DEPRECATED = ("ignore:`torch.jit:DeprecationWarning", "ignore:Please use `torch.vmap`:FutureWarning")
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(*DEPRECATED)]
 F = torch.nn.functional
 DRAWS = 550  # per function: 11,000 in all
 GRADIENTS = 160  # per function: 3,200 in all

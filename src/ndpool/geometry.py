@@ -337,7 +337,7 @@ def adaptive_sizes(fn: str, sizes: Sequence[int], output_size: object, strict: b
         size if out is None else check_range(fn, "output_size", check_int(fn, "output_size", out), 0)
         for out, size in zip(wanted, sizes, strict=True)
     )
-    if min(sizes) < 1:
+    if any(size < 1 for size in sizes):
         raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
     return outs
 

@@ -26,7 +26,7 @@ for _tensor in (torch.empty(0), torch.nn.Parameter()):
     room_of("ndpool.torch", _tensor)
 
 # The tensors of compilers stand for plain ones; other subclasses have a meaning of their own.
-_KINDS = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor})
+_KINDS = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
 
 Classes = dict[type[torch.nn.Module], type[torch.nn.Module]]
 COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
