@@ -344,23 +344,62 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
   return true;
 }
 
-// The memory of an array whose layout is known: an address, an object with a buffer, or none.
+// What DLPack's exchange of tensors (version 1) tells of one, without a Python object made.
+struct Tensor {
+  void* data;
+  std::int32_t device, device_id, ndim;
+  std::uint8_t code, bits;
+  std::uint16_t lanes;
+  int64_t *shape, *strides;
+  std::uint64_t byte_offset;
+};
+
+// The one framework that has been met with such an exchange, and the types it may be asked about.
+struct Exchange {
+  int (*read)(void*, Tensor*) = nullptr;
+  PyTypeObject* type = nullptr;
+
+  bool reads(PyObject* object) const { return read && PyObject_TypeCheck(object, type); }
+};
+Exchange exchange;
+
+bool set_exchange(nb::handle type, nb::handle capsule) {
+  struct Table {
+    std::uint32_t major, minor;
+    void* previous;
+    void *allocate, *from_object, *to_object;
+    int (*read)(void*, Tensor*);
+  };
+  if (!PyType_Check(type.ptr()) || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return false;
+  const auto* table = static_cast<const Table*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (table->major != 1 || !table->read) return false;
+  type.inc_ref();
+  capsule.inc_ref();
+  exchange = {table->read, reinterpret_cast<PyTypeObject*>(type.ptr())};
+  return true;
+}
+
+// The memory of an array whose layout is known: an object with a buffer, a tensor, or none.
 class Memory {
 public:
   Memory(nb::handle object, int64_t bytes, bool writable) {
     if (object.is_none()) return;
-    if (PyLong_CheckExact(object.ptr())) {
-      data_ = static_cast<char*>(PyLong_AsVoidPtr(object.ptr()));
-      return;
-    }
-    if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
-      throw nb::python_error();
-    data_ = static_cast<char*>(view_.buf);
-    if (view_.len != bytes) {
+    if (PyObject_CheckBuffer(object.ptr())) {
+      if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
+        throw nb::python_error();
+      held_ = true;
+      data_ = static_cast<char*>(view_.buf);
+      if (view_.len == bytes) return;
       PyBuffer_Release(&view_);
       fault("a buffer does not have the size it was announced with");
     }
-    held_ = true;
+    if (exchange.reads(object.ptr())) {
+      Tensor tensor;
+      if (exchange.read(object.ptr(), &tensor)) throw nb::python_error();
+      data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    } else {
+      data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
+    }
   }
   Memory(const Memory&) = delete;
   ~Memory() {
@@ -422,25 +461,24 @@ private:
   int64_t items_[3], bytes_[3];
 };
 
-// Values by the arguments of a call, told apart by type and value: 2, 2.0 and True are three, (2, 2) and [2, 2] one.
+// Values by the function, dtype, layout and arguments of a call. Arguments are told apart by type and value: 2, 2.0
+// and True are three, (2, 2) and [2, 2] one.
 class Memo {
 public:
-  // The value; None where there is none yet, False where the arguments cannot be remembered.
-  nb::object get(nb::handle fn, nb::handle dtype, nb::handle shape, nb::handle stride,
-                 nb::handle window) const {
-    const Key key(fn, dtype, shape, stride, window);
+  // The value; None where there is none yet, False where the call cannot be remembered.
+  nb::object get(nb::handle fn, nb::handle x, nb::handle window) const {
+    const Key key(fn, x, window);
     if (!key.valid()) return nb::bool_(false);
     const auto at = values_.find(key);
     return at == values_.end() ? nb::none() : at->second.value;
   }
 
-  void put(nb::object fn, nb::object dtype, nb::handle shape, nb::handle stride, nb::handle window,
-           nb::object value) {
-    const Key key(fn, dtype, shape, stride, window);
+  void put(nb::object fn, nb::handle x, nb::handle window, nb::object value) {
+    const Key key(fn, x, window);
     if (!key.valid()) return;
     Values old;  // gone only when the table is whole again: its objects may run code
     if (values_.size() >= limit) old.swap(values_);
-    values_.insert_or_assign(key, Entry{std::move(fn), std::move(dtype), std::move(value)});
+    values_.insert_or_assign(key, Entry{std::move(fn), x.attr("dtype"), std::move(value)});
   }
 
 private:
@@ -449,11 +487,12 @@ private:
   // Functions and dtypes are what they are: their addresses, which the entry keeps from being used again.
   class Key {
   public:
-    Key(nb::handle fn, nb::handle dtype, nb::handle shape, nb::handle stride, nb::handle window) {
+    Key(nb::handle fn, nb::handle x, nb::handle window) {
       add(reinterpret_cast<std::uintptr_t>(fn.ptr()));
-      add(reinterpret_cast<std::uintptr_t>(dtype.ptr()));
-      sequence(shape.ptr());
-      sequence(stride.ptr());
+      if (exchange.reads(x.ptr()))
+        tensor(x.ptr());
+      else
+        array(x);
       sequence(window.ptr());
     }
     bool valid() const { return n_ <= most; }
@@ -476,6 +515,31 @@ private:
         n_ = most + 1;
     }
     void refuse() { n_ = most + 1; }
+    void tensor(PyObject* x) {
+      constexpr std::int32_t cpu = 1;
+      Tensor t;
+      if (exchange.read(x, &t)) return PyErr_Clear(), refuse();  // sparse and the like
+      if (t.device != cpu) return refuse();
+      add(std::uint64_t(t.code) << 32 | std::uint64_t(t.bits) << 16 | t.lanes);
+      add(std::uint64_t(t.ndim));
+      for (int a = 0; a < t.ndim; ++a) add(std::uint64_t(t.shape[a])), add(std::uint64_t(t.strides[a]));
+    }
+    void array(nb::handle x) {
+      const auto get = [&](PyObject* name) { return nb::steal(PyObject_GetAttr(x.ptr(), name)); };
+      static PyObject* const dtype = PyUnicode_InternFromString("dtype");
+      static PyObject* const shape = PyUnicode_InternFromString("shape");
+      static PyObject* const strides = PyUnicode_InternFromString("strides");
+      const nb::object type = get(dtype), sizes = get(shape);
+      nb::object steps = type && sizes ? get(strides) : nb::object();
+      if (type && sizes && !steps) {  // PyTorch's is a method
+        PyErr_Clear();
+        steps = nb::steal(PyObject_CallMethod(x.ptr(), "stride", nullptr));
+      }
+      if (!steps) return PyErr_Clear(), refuse();
+      add(reinterpret_cast<std::uintptr_t>(type.ptr()));
+      sequence(sizes.ptr());
+      sequence(steps.ptr());
+    }
     void sequence(PyObject* items) {
       if (!PyTuple_Check(items) && !PyList_CheckExact(items)) return refuse();
       const Py_ssize_t n = PySequence_Fast_GET_SIZE(items);
@@ -668,8 +732,9 @@ NB_MODULE(_core, m) {
       .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none());
   nb::class_<Memo>(m, "Memo")
       .def(nb::init<>())
-      .def("get", &Memo::get, "fn"_a, "dtype"_a, "shape"_a, "stride"_a, "window"_a)
-      .def("put", &Memo::put, "fn"_a, "dtype"_a, "shape"_a, "stride"_a, "window"_a, "value"_a);
+      .def("get", &Memo::get, "fn"_a, "x"_a, "window"_a)
+      .def("put", &Memo::put, "fn"_a, "x"_a, "window"_a, "value"_a);
+  m.def("set_exchange", &set_exchange, "type"_a, "capsule"_a);
   m.def("forward", &forward, "plan"_a, "op"_a, "x"_a, "x_type"_a, "axes"_a, "y"_a, "y_type"_a,
         "extra"_a.none(), "extra_kind"_a, "divide"_a, "divisor"_a, "norm"_a);
   m.def("backward", &backward, "plan"_a, "op"_a, "grad"_a, "type"_a, "axes"_a, "grad_input"_a,

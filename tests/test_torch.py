@@ -517,12 +517,23 @@ def test_calls_that_come_again(make, leaf):
                 assert torch.equal(
                     pool(x.numpy(), out, name="adaptive_max_pool2d"), F.adaptive_max_pool2d(x, out)
                 )
-        for wrong in ((True,), (2.0,), ((2, True),), (2, None, False), (2, 1, 0, True), (2, 1, 2)):
+        for wrong in (
+            (True,),
+            (2.0,),
+            ((2, True),),
+            (2, None, False),
+            (2, 1, 0, True),
+            (2, 1, 2),
+            ([2] * 99,),
+        ):
             with pytest.raises((TypeError, ValueError), match="max_pool2d: "):
                 pool(data, *wrong)
     raw = np.zeros(4 * data.size + 1, np.uint8)[1:].view(np.float32).reshape(data.shape)
     raw[...] = data
     assert torch.equal(pool(raw, 2), pool(data, 2))  # as the aligned one, which is remembered
+    for size in range(2, 1200):  # more than are remembered
+        assert pool(np.arange(size, dtype=np.float32)[None], 2, name="max_pool1d")[0, -1] == size // 2 * 2 - 1
+    assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
     isa = ndpool._core.isa()
     try:
         for name in ndpool._core.isa_names():

@@ -13,9 +13,6 @@ class Plan:
     @property
     def taps(self) -> int: ...
 
-# An address, an object with a buffer, or nothing.
-_Memory = int | bytearray | NDArray[Any] | None
-
 class Call:
     def __init__(
         self,
@@ -30,16 +27,13 @@ class Call:
         divide: bool,
         divisor: int,
     ) -> None: ...
-    def run(self, x: _Memory, y: _Memory, extra: _Memory) -> bool: ...
+    def run(self, x: Any, y: Any, extra: Any) -> bool: ...
 
 class Memo:
-    def get(
-        self, fn: str, dtype: object, shape: Sequence[int], stride: Sequence[int], window: Any
-    ) -> Any: ...
-    def put(
-        self, fn: str, dtype: object, shape: Sequence[int], stride: Sequence[int], window: Any, value: object
-    ) -> None: ...
+    def get(self, fn: str, x: Any, window: tuple[Any, ...]) -> Any: ...
+    def put(self, fn: str, x: Any, window: tuple[Any, ...], value: object) -> None: ...
 
+def set_exchange(type: type, capsule: object) -> bool: ...
 def forward(
     plan: Plan,
     op: int,

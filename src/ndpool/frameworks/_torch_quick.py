@@ -19,22 +19,24 @@ from ndpool import geometry
 from ndpool._arguments import check_shape
 from ndpool._native import NO_EXTRA, OFFSET8, core, core_plan
 from ndpool.frameworks._torch_autograd import direct, spread, spread_picks
-from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT, empty, is_channels_last
+from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT, empty, is_channels_last, pool
 from ndpool.reductions import Reduction
 
 _SMALL = 1024  # elements of a result whose memory a recipe keeps, and of offsets that need no tensor
+_WIDE = 4096  # windows along an axis: recipes keep no large tables
 _recipes = core.Memo()
-recall = _recipes.get  # of fn, dtype, shape, stride and window: a recipe, False, or None if not made yet
+recall = _recipes.get  # of fn, tensor and window: a recipe, False, or None if not made yet
+if hasattr(Tensor, "__dlpack_c_exchange_api__"):  # the core need not ask for attributes one by one
+    core.set_exchange(Tensor, Tensor.__dlpack_c_exchange_api__)
 
 
 class Recipe:
     """What a call needs but for the memory of its input."""
 
-    __slots__ = ("args", "codes", "item", "new", "new_codes", "outs", "pick", "run", "trains")
+    __slots__ = ("args", "codes", "new", "new_codes", "outs", "pick", "run", "trains")
 
     args: tuple[Any, ...]  # of the backward, after gradient and offsets
     codes: int  # how many offsets a bytearray holds; 0: they need a tensor
-    item: int  # bytes of an element
     new: Any  # makes the result
     new_codes: Any
     outs: tuple[int, ...]
@@ -49,10 +51,11 @@ def make(fn: str, n_axes: int, reduction: Reduction, x: Tensor, window: tuple[An
     plan = geometry.named(fn, tuple(x.shape[-n_axes:]), window)
     code = CODES.get(x.dtype, -1)
     recipe: Any = False
-    if x.numel() and prod(plan.out) and (code >= FIRST_FLOAT or (reduction.picks and code >= 0)):
+    known = code >= (0 if reduction.picks else FIRST_FLOAT)
+    if known and x.numel() and prod(plan.out) and max(plan.out) <= _WIDE:
         with torch.inference_mode(False):
             recipe = _make(x, axes, plan, reduction, code)
-    _recipes.put(fn, x.dtype, x.shape, x.stride(), window, recipe)
+    _recipes.put(fn, x, window, recipe)
     return recipe
 
 
@@ -85,8 +88,14 @@ def _make(x: Tensor, axes: tuple[int, ...], plan: geometry.Plan, reduction: Redu
     recipe.trains = recipe.pick is not None or not reduction.picks
     recipe.codes = size if size <= _SMALL and not channels_last else 0
     recipe.args = (axes, plan, reduction, *(() if reduction.picks else (x.dtype, 0)), channels_last)
-    recipe.item = x.element_size()
     return recipe
+
+
+def _usual(x: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor | None]:
+    axes, plan, reduction, *_, channels_last = recipe.args
+    kind = NO_EXTRA if recipe.pick is None else OFFSET8
+    found = pool(x, axes, plan, reduction, x.dtype, 0, 0.0, kind, channels_last)
+    return (found, None) if recipe.pick is None else found
 
 
 class Quick(Function):
@@ -95,15 +104,18 @@ class Quick(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, recipe: Recipe) -> Any:
         y: Tensor = recipe.new()
-        codes = None
+        codes = offsets = None
         if recipe.pick is None:
-            recipe.run(x.data_ptr(), y.data_ptr(), None)
+            done = recipe.run(x, y, None)
         elif recipe.codes:
             codes = bytearray(recipe.codes)
-            recipe.pick(x.data_ptr(), y.data_ptr(), codes)
+            done = recipe.pick(x, y, codes)
         else:
             offsets = recipe.new_codes()
-            recipe.pick(x.data_ptr(), y.data_ptr(), offsets.data_ptr())
+            done = recipe.pick(x, y, offsets)
+        if not done:  # misaligned memory, or none
+            codes, (y, offsets) = None, _usual(x, recipe)
+        if offsets is not None:
             ctx.save_for_backward(offsets)
         ctx.kept = recipe, codes
         return y

@@ -6,6 +6,7 @@ are kept with it. The input is never copied unless its memory is misaligned or o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import isinf, prod
 from typing import Any
 
@@ -56,7 +57,7 @@ def named(
 ) -> Any:
     """A named function from its arguments; a small plain call goes by a recipe."""
     if out is dtype is divisor is None and not return_indices and norm == 0 and type(x) is np.ndarray:
-        recipe = _recall(fn, x.dtype, x.shape, x.strides, window)
+        recipe = _recall(fn, x, window)
         if recipe is None:
             recipe = _make_recipe(fn, n_axes, reduction, x, window)
         if recipe:
@@ -81,11 +82,11 @@ def _make_recipe(fn: str, n_axes: int, reduction: Reduction, x: NDArray[Any], wi
     if kept and x.size and 0 < prod(shape) <= _RECIPE_LIMIT and not any(s % item for s in x.strides):
         like = _empty(x, shape, x.dtype)
         memory = [(0, a.shape, tuple(s // item for s in a.strides)) for a in (x, like)]
-        call = core.Call(
-            core_plan(plan), reduction.op, memory[0], code, axes, memory[1], code, 0, reduction.divides, 0
-        )
-        recipe = call.run, like
-    _recipes.put(fn, x.dtype, x.shape, x.strides, window, recipe)
+        how = (code, NO_EXTRA, reduction.divides, 0)
+        with suppress(ValueError):  # told by the usual way, in the name of the function
+            call = core.Call(core_plan(plan), reduction.op, memory[0], code, axes, memory[1], *how)
+            recipe = call.run, like
+    _recipes.put(fn, x, window, recipe)
     return recipe
 
 

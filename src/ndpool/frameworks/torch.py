@@ -73,25 +73,16 @@ def named(
     if is_dynamo_compiling() or type(x) not in _PLAIN or dispatch_modes() > 0 or is_tracing():
         return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
     if out is dtype is divisor is None and not return_indices and norm == 0 and x.is_cpu:
-        try:
-            address, recipe = x.data_ptr(), recall(fn, x.dtype, x.shape, x.stride(), window)
-        except RuntimeError:  # a tensor without memory or strides of its own
-            recipe = False
+        recipe = recall(fn, x, window)
         if recipe is None:
             recipe = quick.make(fn, n_axes, reduction, x, window)
-        # A recipe knows reverse mode alone, and memory that is there, aligned and not negated on reading.
-        if (
-            recipe
-            and address
-            and not (
-                address % recipe.item or transforms_active() or forward_ad._current_level >= 0 or x.is_neg()
-            )
-        ):
+        # A recipe knows reverse mode alone, and takes memory for what it is.
+        if recipe and not (transforms_active() or forward_ad._current_level >= 0 or x.is_neg()):
             if not x.requires_grad or not is_grad_enabled():
                 y = recipe.new()
-                recipe.run(address, y.data_ptr(), None)
-                return y
-            if recipe.trains:
+                if recipe.run(x, y, None):
+                    return y
+            elif recipe.trains:
                 return quick_pool(x, recipe)
     if x.is_meta:
         return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
