@@ -294,11 +294,12 @@ int64_t cost_of(const Problem& p, int64_t item) {
 // A problem that only waits for its memory.
 struct Work {
   Problem p;
-  int64_t rows = 1, outputs = 0, cost = 0;
+  Kernel (*Kernels::*direction)(const Problem&) = &Kernels::forward;
+  int64_t rows = 1, results = 0, cost = 0;
 
-  Kernel kernel() const { return outputs ? kernel_for(p, &Kernels::forward) : Kernel{}; }
+  Kernel kernel() const { return results ? kernel_for(p, direction) : Kernel{}; }
   void run(const Kernel& kernel) {
-    if (outputs) execute(p, kernel, rows, cost);
+    if (results) execute(p, kernel, rows, cost);
   }
 };
 
@@ -325,7 +326,7 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   else
     lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item);
   for (int a = 0; a + 1 < p.n_axes; ++a) work.rows *= p.axes[a].out;
-  work.outputs = p.planes * p.lanes * work.rows * p.axes[p.n_axes - 1].out;
+  work.results = p.planes * p.lanes * work.rows * p.axes[p.n_axes - 1].out;
   work.cost = cost_of(p, item);
   return work;
 }
@@ -340,6 +341,49 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
   if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
   Work work = forward_work(plan, op, xb, Dtype(x_type), axes, yb, Dtype(y_type), eb ? &*eb : nullptr,
                            Extra(extra_kind), divide, divisor, norm);
+  work.run(work.kernel());
+  return true;
+}
+
+// The gradient of the inputs. Lp: `inputs` was copied to `grad_input` by the caller, `aux` holds the outputs.
+Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, const std::vector<int>& axes,
+                   const Buffer& grad_input, const Buffer* other, Extra offset_kind, bool divide,
+                   int64_t divisor, double norm) {
+  Work work;
+  Problem& p = work.p;
+  work.direction = &Kernels::backward;
+  p.op = Op(op);
+  p.x_type = p.y_type = type;
+  p.extra = offset_kind;
+  p.divide = divide;
+  p.divisor = divisor;
+  p.norm = norm;
+  const int64_t item = item_size(type);
+  Array& third = p.extra != Extra::none ? p.extra_array : p.aux;
+  if (other)
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&third, other, true}}, p.y,
+            item);
+  else
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item);
+  for (int a = 0; a + 1 < p.n_axes; ++a) work.rows *= p.axes[a].size;
+  work.results = p.planes * p.lanes * work.rows * p.axes[p.n_axes - 1].size;
+  work.cost = cost_of(p, item);
+  return work;
+}
+
+bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::vector<int>& axes,
+              nb::handle grad_input, nb::handle offsets, int offset_kind, nb::handle outputs, bool divide,
+              int64_t divisor, double norm) {
+  const Extra kind = Extra(offset_kind);
+  const Buffer gb(grad, Dtype(type), false), ib(grad_input, Dtype(type), true);
+  std::optional<Buffer> other;
+  if (kind != Extra::none)
+    other.emplace(offsets, kind == Extra::offset8 ? Dtype::u8 : Dtype::i32, false);
+  else if (Op(op) == Op::lp)
+    other.emplace(outputs, Dtype(type), false);
+  if (!gb.aligned() || !ib.aligned() || (other && !other->aligned())) return false;
+  Work work = backward_work(plan, op, gb, Dtype(type), axes, ib, other ? &*other : nullptr, kind, divide,
+                            divisor, norm);
   work.run(work.kernel());
   return true;
 }
@@ -413,25 +457,29 @@ private:
   char* data_ = nullptr;
 };
 
-// A call that comes again and again: layouts and types are fixed, memory comes with each. Offsets and indices are
-// packed like the results.
+// A call that comes again and again: layouts and types are fixed, memory comes with each. Offsets lie as the pooled
+// values do, or as their gradient.
 class Call {
 public:
-  Call(nb::object plan, int op, const nb::tuple& x, int x_type, const std::vector<int>& axes,
-       const nb::tuple& y, int y_type, int extra_kind, bool divide, int64_t divisor)
+  Call(nb::object plan, int op, const nb::tuple& x, const nb::tuple& y, int type,
+       const std::vector<int>& axes, int extra_kind, bool divide, bool backward)
       : plan_(std::move(plan)) {
-    const Buffer xb(x, Dtype(x_type), false), yb(y, Dtype(y_type), true);
+    const Dtype dtype = Dtype(type);
+    const Extra kind = Extra(extra_kind);
+    const Buffer xb(x, dtype, false), yb(y, dtype, true);
     std::optional<Buffer> eb;
-    if (Extra(extra_kind) != Extra::none) eb.emplace(y, extra_types[extra_kind], true);
-    work_ = forward_work(nb::cast<const Plan&>(plan_), op, xb, Dtype(x_type), axes, yb, Dtype(y_type),
-                         eb ? &*eb : nullptr, Extra(extra_kind), divide, divisor, 0);
-    items_[0] = item_size(Dtype(x_type));
-    items_[1] = item_size(Dtype(y_type));
+    if (kind != Extra::none) eb.emplace(backward ? x : y, extra_types[extra_kind], true);
+    const Plan& windows = nb::cast<const Plan&>(plan_);
+    const Buffer* extra = eb ? &*eb : nullptr;
+    work_ = backward ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, 0, 0)
+                     : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, 0, 0);
+    const Buffer* buffers[] = {&xb, &yb, extra};
+    items_[0] = items_[1] = item_size(dtype);
     items_[2] = item_size(extra_types[extra_kind]);
-    bytes_[0] = items_[0];
-    for (int a = 0; a < xb.ndim(); ++a) bytes_[0] *= xb.shape(a);
-    bytes_[1] = work_.outputs * items_[1];
-    bytes_[2] = work_.outputs * items_[2];
+    for (int i = 0; i < 3 && buffers[i]; ++i) {
+      bytes_[i] = items_[i];
+      for (int a = 0; a < xb.ndim(); ++a) bytes_[i] *= buffers[i]->shape(a);
+    }
   }
 
   // Whether it was done: memory that is missing or misaligned is left to others.
@@ -458,7 +506,7 @@ private:
   const Kernels* set_ =
       nullptr;  // the instruction set of the kernel; layouts alone decide which kernel it is
   Kernel kernel_;
-  int64_t items_[3], bytes_[3];
+  int64_t items_[3], bytes_[3] = {};
 };
 
 // Values by the function, dtype, layout and arguments of a call. Arguments are told apart by type and value: 2, 2.0
@@ -573,40 +621,6 @@ private:
   using Values = std::unordered_map<Key, Entry, Hash>;
   Values values_;
 };
-
-// The gradient of the inputs. Lp: `inputs` was copied to `grad_input` by the caller, `aux` holds the outputs.
-bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::vector<int>& axes,
-              nb::handle grad_input, nb::handle offsets, int offset_kind, nb::handle outputs, bool divide,
-              int64_t divisor, double norm) {
-  Problem p;
-  p.op = Op(op);
-  p.x_type = p.y_type = Dtype(type);
-  p.extra = Extra(offset_kind);
-  p.divide = divide;
-  p.divisor = divisor;
-  p.norm = norm;
-  const Buffer gb(grad, p.x_type, false), ib(grad_input, p.y_type, true);
-  std::optional<Buffer> other;
-  if (p.extra != Extra::none)
-    other.emplace(offsets, p.extra == Extra::offset8 ? Dtype::u8 : Dtype::i32, false);
-  else if (p.op == Op::lp)
-    other.emplace(outputs, p.x_type, false);
-  if (!gb.aligned() || !ib.aligned() || (other && !other->aligned())) return false;
-  const int64_t item = item_size(p.x_type);
-  if (other)
-    lay_out(p, plan, axes,
-            {{&p.x, &gb, true},
-             {&p.y, &ib, false},
-             {p.extra != Extra::none ? &p.extra_array : &p.aux, &*other, true}},
-            p.y, item);
-  else
-    lay_out(p, plan, axes, {{&p.x, &gb, true}, {&p.y, &ib, false}}, p.y, item);
-  int64_t rows = 1, inputs = p.planes * p.lanes;
-  for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].size;
-  inputs *= rows * p.axes[p.n_axes - 1].size;
-  if (inputs) execute(p, kernel_for(p, &Kernels::backward), rows, cost_of(p, item));
-  return true;
-}
 
 // A stack of flat planes: leading axes, and pooled axes that step through memory evenly.
 struct Planes {
@@ -725,10 +739,9 @@ NB_MODULE(_core, m) {
       .def(nb::init<const std::vector<AxisArgs>&>(), "axes"_a)
       .def_prop_ro("taps", &Plan::taps);
   nb::class_<Call>(m, "Call")
-      .def(nb::init<nb::object, int, const nb::tuple&, int, const std::vector<int>&, const nb::tuple&, int,
-                    int, bool, int64_t>(),
-           "plan"_a, "op"_a, "x"_a, "x_type"_a, "axes"_a, "y"_a, "y_type"_a, "extra_kind"_a, "divide"_a,
-           "divisor"_a)
+      .def(nb::init<nb::object, int, const nb::tuple&, const nb::tuple&, int, const std::vector<int>&, int,
+                    bool, bool>(),
+           "plan"_a, "op"_a, "x"_a, "y"_a, "type"_a, "axes"_a, "extra_kind"_a, "divide"_a, "backward"_a)
       .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none());
   nb::class_<Memo>(m, "Memo")
       .def(nb::init<>())

@@ -19,13 +19,12 @@ class Call:
         plan: Plan,
         op: int,
         x: tuple[int, tuple[int, ...], tuple[int, ...]],
-        x_type: int,
-        axes: Sequence[int],
         y: tuple[int, tuple[int, ...], tuple[int, ...]],
-        y_type: int,
+        type: int,
+        axes: Sequence[int],
         extra_kind: int,
         divide: bool,
-        divisor: int,
+        backward: bool,
     ) -> None: ...
     def run(self, x: Any, y: Any, extra: Any) -> bool: ...
 

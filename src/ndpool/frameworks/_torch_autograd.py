@@ -53,15 +53,19 @@ def caller(cls: type[Function]) -> Callable[..., Any]:
     return call
 
 
+def plain(x: Tensor) -> bool:
+    """Whether a tensor is its memory and nothing else, and nobody asks for derivatives."""
+    watched = is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0
+    return not watched and type(x) is Tensor and not x.is_neg() and not is_legacy_batch(x)
+
+
 def linear(kernel: Callable[..., Any], n_tensors: int, adjoint: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that is linear in its first tensor, with the function that its backward applies."""
 
     def call(*args: Any) -> Any:
         if is_legacy_batch(args[0]):
             return unlooped(call, n_tensors, args)
-        if is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0:
-            return apply(*args)
-        return kernel(*args)
+        return kernel(*args) if plain(args[0]) else apply(*args)
 
     class Linear(Function):
         @staticmethod

@@ -18,7 +18,7 @@ from torch.autograd import Function
 from ndpool import geometry
 from ndpool._arguments import check_shape
 from ndpool._native import NO_EXTRA, OFFSET8, core, core_plan
-from ndpool.frameworks._torch_autograd import direct, spread, spread_picks
+from ndpool.frameworks._torch_autograd import direct, plain, spread, spread_picks
 from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT, empty, is_channels_last, pool
 from ndpool.reductions import Reduction
 
@@ -33,15 +33,30 @@ if hasattr(Tensor, "__dlpack_c_exchange_api__"):  # the core need not ask for at
 class Recipe:
     """What a call needs but for the memory of its input."""
 
-    __slots__ = ("args", "codes", "new", "new_codes", "outs", "pick", "run", "trains")
+    __slots__ = (
+        "args",
+        "back",
+        "codes",
+        "new",
+        "new_codes",
+        "new_grad",
+        "outs",
+        "pick",
+        "run",
+        "stride",
+        "trains",
+    )
 
     args: tuple[Any, ...]  # of the backward, after gradient and offsets
+    back: Any  # the call of the backward, for a gradient of the result's layout
     codes: int  # how many offsets a bytearray holds; 0: they need a tensor
     new: Any  # makes the result
     new_codes: Any
+    new_grad: Any
     outs: tuple[int, ...]
     pick: Any  # the call that finds offsets, or None
     run: Any  # the call that does not
+    stride: tuple[int, ...]
     trains: bool  # whether the backward is known
 
 
@@ -63,32 +78,38 @@ def _make(x: Tensor, axes: tuple[int, ...], plan: geometry.Plan, reduction: Redu
     recipe = Recipe()
     channels_last = is_channels_last(x.shape, x.stride())
     recipe.outs = outs = (*x.shape[: -len(axes)], *plan.out)
-    size = prod(outs)
-    like, like_codes = (
-        empty(torch.empty(0, device="cpu" if size <= _SMALL else "meta"), outs, dtype, channels_last)
-        for dtype in (x.dtype, torch.uint8)
+    layouts = [(outs, x.dtype), (outs, torch.uint8), (x.shape, x.dtype)]
+    (recipe.new, stride), (recipe.new_codes, _), (recipe.new_grad, grad_stride) = (
+        _maker(shape, dtype, channels_last) for shape, dtype in layouts
     )
-    recipe.new, recipe.new_codes = (
-        partial(torch.empty_like, t)
-        if size <= _SMALL
-        else partial(torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device="cpu")
-        for t in (like, like_codes)
-    )
-    native, source, into = core_plan(plan), (0, x.shape, x.stride()), (0, outs, like.stride())
+    recipe.stride, picks = stride, reduction.picks
+    into = (0, outs, stride)
 
-    def call(kind: int) -> Any:
-        how = (kind, reduction.divides, 0)
-        return core.Call(native, reduction.op, source, code, axes, into, code, *how).run
+    def call(kind: int, x: Any, y: Any, backward: bool = False) -> Any:
+        how = (code, axes, kind, reduction.divides, backward)
+        return core.Call(core_plan(plan), reduction.op, x, y, *how).run
 
     try:
-        recipe.run = call(NO_EXTRA)
+        recipe.run = call(NO_EXTRA, (0, x.shape, x.stride()), into)
     except ValueError:  # told by the usual way, in the name of the function
         return False
-    recipe.pick = call(OFFSET8) if reduction.picks and plan.taps <= 256 else None
-    recipe.trains = recipe.pick is not None or not reduction.picks
-    recipe.codes = size if size <= _SMALL and not channels_last else 0
-    recipe.args = (axes, plan, reduction, *(() if reduction.picks else (x.dtype, 0)), channels_last)
+    recipe.trains = code >= FIRST_FLOAT and (plan.taps <= 256 or not picks)
+    recipe.pick = recipe.back = None
+    if recipe.trains:
+        recipe.pick = call(OFFSET8, (0, x.shape, x.stride()), into) if picks else None
+        recipe.back = call(OFFSET8 if picks else NO_EXTRA, into, (0, x.shape, grad_stride), True)
+    recipe.codes = prod(outs) if prod(outs) <= _SMALL and not channels_last else 0
+    recipe.args = (axes, plan, reduction, *(() if picks else (x.dtype, 0)), channels_last)
     return recipe
+
+
+def _maker(shape: Any, dtype: torch.dtype, channels_last: bool) -> tuple[Any, tuple[int, ...]]:
+    """What makes a tensor of this layout most quickly, and its strides."""
+    small = prod(shape) <= _SMALL
+    like = empty(torch.empty(0, device="cpu" if small else "meta"), shape, dtype, channels_last)
+    if small:
+        return partial(torch.empty_like, like), like.stride()
+    return partial(torch.empty_strided, like.shape, like.stride(), dtype=dtype, device="cpu"), like.stride()
 
 
 def _usual(x: Tensor, recipe: Recipe) -> tuple[Tensor, Tensor | None]:
@@ -123,11 +144,15 @@ class Quick(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         recipe, codes = ctx.kept
+        offsets = codes if codes is not None or recipe.pick is None else ctx.saved_tensors[0]
+        if grad.stride() == recipe.stride and plain(grad):
+            result = recipe.new_grad()
+            if recipe.back(grad, result, offsets):
+                return result, None
         if recipe.pick is None:
             return spread(grad, *recipe.args), None
-        if codes is None:
-            return spread_picks(grad, *ctx.saved_tensors, *recipe.args), None
-        offsets = torch.frombuffer(codes, dtype=torch.uint8).view(recipe.outs)
+        if codes is not None:
+            offsets = torch.frombuffer(codes, dtype=torch.uint8).view(recipe.outs)
         return spread_picks(grad, offsets, *recipe.args), None
 
 

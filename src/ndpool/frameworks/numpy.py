@@ -81,11 +81,10 @@ def _make_recipe(fn: str, n_axes: int, reduction: Reduction, x: NDArray[Any], wi
     kept = code != _BFLOAT16 and code >= (0 if reduction.picks else _FIRST_FLOAT)
     if kept and x.size and 0 < prod(shape) <= _RECIPE_LIMIT and not any(s % item for s in x.strides):
         like = _empty(x, shape, x.dtype)
-        memory = [(0, a.shape, tuple(s // item for s in a.strides)) for a in (x, like)]
-        how = (code, NO_EXTRA, reduction.divides, 0)
+        source, into = ((0, a.shape, tuple(s // item for s in a.strides)) for a in (x, like))
+        how = (code, axes, NO_EXTRA, reduction.divides, False)
         with suppress(ValueError):  # told by the usual way, in the name of the function
-            call = core.Call(core_plan(plan), reduction.op, memory[0], code, axes, memory[1], *how)
-            recipe = call.run, like
+            recipe = core.Call(core_plan(plan), reduction.op, source, into, *how).run, like
     _recipes.put(fn, x, window, recipe)
     return recipe
 
