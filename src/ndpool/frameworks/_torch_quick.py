@@ -25,9 +25,17 @@ from ndpool.reductions import Reduction
 _SMALL = 1024  # elements of a result whose memory a recipe keeps, and of offsets that need no tensor
 _WIDE = 4096  # windows along an axis: recipes keep no large tables
 _recipes = core.Memo()
-recall = _recipes.get  # of fn, tensor and window: a recipe, False, or None if not made yet
-if hasattr(Tensor, "__dlpack_c_exchange_api__"):  # the core need not ask for attributes one by one
-    core.set_exchange(Tensor, Tensor.__dlpack_c_exchange_api__)
+
+
+def recall(fn: str, x: Tensor, window: tuple[Any, ...]) -> Any:
+    """The recipe for a call, None where it is not made yet, False where there is none."""
+    return _recipes.get(fn, x, window) if x.is_cpu and x.layout is torch.strided else False
+
+
+if hasattr(Tensor, "__dlpack_c_exchange_api__") and core.set_exchange(
+    Tensor, Tensor.__dlpack_c_exchange_api__
+):
+    recall = _recipes.get  # which sees in one look what a tensor is
 
 
 class Recipe:

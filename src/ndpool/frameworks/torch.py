@@ -72,7 +72,7 @@ def named(
     """A named function from its arguments; a small plain call costs PyTorch's time."""
     if is_dynamo_compiling() or type(x) not in _PLAIN or dispatch_modes() > 0 or is_tracing():
         return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
-    if out is dtype is divisor is None and not return_indices and norm == 0 and x.is_cpu:
+    if out is dtype is divisor is None and not return_indices and norm == 0:
         recipe = recall(fn, x, window)
         if recipe is None:
             recipe = quick.make(fn, n_axes, reduction, x, window)
