@@ -14,6 +14,7 @@
 #include <stdexcept>
 
 #include "kernels.h"
+#include "memo.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -23,6 +24,7 @@ using namespace ndpool;
 namespace {
 
 constexpr int64_t serial_bytes = 1 << 20;  // below this a thread's wake-up costs more than its help
+constexpr int64_t held_bytes = 1 << 14;    // below this the work is done before another thread has the GIL
 
 int64_t item_size(Dtype t) {
   constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
@@ -265,7 +267,8 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
 }
 
 void execute(Problem& p, const Kernel& kernel, int64_t cost) {
-  nb::gil_scoped_release release;
+  std::optional<nb::gil_scoped_release> release;
+  if (cost >= held_bytes) release.emplace();
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
   const int workers = cost < serial_bytes ? 1 : int(std::min<int64_t>(num_threads(), p.units));
@@ -287,71 +290,188 @@ int64_t cost_of(const Problem& p, int64_t item) {
   return int64_t(std::min(1e18, std::max(inputs + outputs, outputs * taps) * double(item)));
 }
 
-bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vector<int>& axes, nb::handle y,
-             int y_type, nb::handle extra, int extra_kind, bool divide, int64_t divisor, double norm) {
+// A problem that only waits for its memory.
+struct Work {
   Problem p;
+  Kernel (*Kernels::*direction)(const Problem&) = &Kernels::forward;
+  int64_t results = 0, cost = 0;
+
+  Kernel kernel() const { return results ? kernel_for(p, direction) : Kernel{}; }
+  void run(const Kernel& kernel) {
+    if (results) execute(p, kernel, cost);
+  }
+};
+
+Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const std::vector<int>& axes,
+                  const Buffer& y, Dtype y_type, const Buffer* extra, Extra extra_kind, bool divide,
+                  int64_t divisor, double norm) {
+  Work work;
+  Problem& p = work.p;
   p.op = Op(op);
-  p.x_type = Dtype(x_type);
-  p.y_type = Dtype(y_type);
-  p.extra = Extra(extra_kind);
+  p.x_type = x_type;
+  p.y_type = y_type;
+  p.extra = extra_kind;
   p.divide = divide;
   p.divisor = divisor;
   p.norm = norm;
-  const Buffer xb(x, p.x_type, false), yb(y, p.y_type, true);
-  std::optional<Buffer> eb;
-  if (p.extra != Extra::none) {
-    constexpr Dtype kinds[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
-    eb.emplace(extra, kinds[extra_kind], true);
-    if (plan.taps() > int64_t(UINT32_MAX))
-      throw nb::value_error("a window of more than 2**32 - 1 elements has no indices");
-    if (p.extra == Extra::offset8 && plan.taps() > 256) fault("the window needs wider offsets");
-  }
-  if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
+  if (extra && plan.taps() > int64_t(UINT32_MAX))
+    throw nb::value_error("a window of more than 2**32 - 1 elements has no indices");
+  if (p.extra == Extra::offset8 && plan.taps() > 256) fault("the window needs wider offsets");
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = item_size(p.x_type);
-  if (eb)
-    lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}, {&p.extra_array, &*eb, true}}, p.x, item);
+  if (extra)
+    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item);
   else
-    lay_out(p, plan, axes, {{&p.x, &xb, false}, {&p.y, &yb, true}}, p.x, item);
+    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].out;
-  if (p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].out)
-    execute(p, kernel_for(p, &Kernels::forward), cost_of(p, item));
+  work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].out;
+  work.cost = cost_of(p, item);
+  return work;
+}
+
+constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
+
+bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vector<int>& axes, nb::handle y,
+             int y_type, nb::handle extra, int extra_kind, bool divide, int64_t divisor, double norm) {
+  const Buffer xb(x, Dtype(x_type), false), yb(y, Dtype(y_type), true);
+  std::optional<Buffer> eb;
+  if (Extra(extra_kind) != Extra::none) eb.emplace(extra, extra_types[extra_kind], true);
+  if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
+  Work work = forward_work(plan, op, xb, Dtype(x_type), axes, yb, Dtype(y_type), eb ? &*eb : nullptr,
+                           Extra(extra_kind), divide, divisor, norm);
+  work.run(work.kernel());
   return true;
 }
 
 // The gradient of the inputs. Lp: `inputs` was copied to `grad_input` by the caller, `aux` holds the outputs.
-bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::vector<int>& axes,
-              nb::handle grad_input, nb::handle offsets, int offset_kind, nb::handle outputs, bool divide,
-              int64_t divisor, double norm) {
-  Problem p;
+Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, const std::vector<int>& axes,
+                   const Buffer& grad_input, const Buffer* other, Extra offset_kind, bool divide,
+                   int64_t divisor, double norm) {
+  Work work;
+  Problem& p = work.p;
+  work.direction = &Kernels::backward;
   p.op = Op(op);
-  p.x_type = p.y_type = Dtype(type);
-  p.extra = Extra(offset_kind);
+  p.x_type = p.y_type = type;
+  p.extra = offset_kind;
   p.divide = divide;
   p.divisor = divisor;
   p.norm = norm;
-  const Buffer gb(grad, p.x_type, false), ib(grad_input, p.y_type, true);
-  std::optional<Buffer> other;
-  if (p.extra != Extra::none)
-    other.emplace(offsets, p.extra == Extra::offset8 ? Dtype::u8 : Dtype::i32, false);
-  else if (p.op == Op::lp)
-    other.emplace(outputs, p.x_type, false);
-  if (!gb.aligned() || !ib.aligned() || (other && !other->aligned())) return false;
-  const int64_t item = item_size(p.x_type);
+  const int64_t item = item_size(type);
+  Array& third = p.extra != Extra::none ? p.extra_array : p.aux;
   if (other)
-    lay_out(p, plan, axes,
-            {{&p.x, &gb, true},
-             {&p.y, &ib, false},
-             {p.extra != Extra::none ? &p.extra_array : &p.aux, &*other, true}},
-            p.y, item);
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&third, other, true}}, p.y,
+            item);
   else
-    lay_out(p, plan, axes, {{&p.x, &gb, true}, {&p.y, &ib, false}}, p.y, item);
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
-  if (p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].size)
-    execute(p, kernel_for(p, &Kernels::backward), cost_of(p, item));
+  work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].size;
+  work.cost = cost_of(p, item);
+  return work;
+}
+
+bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::vector<int>& axes,
+              nb::handle grad_input, nb::handle offsets, int offset_kind, nb::handle outputs, bool divide,
+              int64_t divisor, double norm) {
+  const Extra kind = Extra(offset_kind);
+  const Buffer gb(grad, Dtype(type), false), ib(grad_input, Dtype(type), true);
+  std::optional<Buffer> other;
+  if (kind != Extra::none)
+    other.emplace(offsets, kind == Extra::offset8 ? Dtype::u8 : Dtype::i32, false);
+  else if (Op(op) == Op::lp)
+    other.emplace(outputs, Dtype(type), false);
+  if (!gb.aligned() || !ib.aligned() || (other && !other->aligned())) return false;
+  Work work = backward_work(plan, op, gb, Dtype(type), axes, ib, other ? &*other : nullptr, kind, divide,
+                            divisor, norm);
+  work.run(work.kernel());
   return true;
 }
+
+// The memory of an array whose layout is known: an object with a buffer, a tensor, or none.
+class Memory {
+public:
+  Memory(nb::handle object, int64_t bytes, bool writable) {
+    if (object.is_none()) return;
+    if (PyObject_CheckBuffer(object.ptr())) {
+      if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
+        throw nb::python_error();
+      held_ = true;
+      data_ = static_cast<char*>(view_.buf);
+      if (view_.len == bytes) return;
+      PyBuffer_Release(&view_);
+      fault("a buffer does not have the size it was announced with");
+    }
+    if (exchange.reads(object.ptr())) {
+      Tensor tensor;
+      if (exchange.read(object.ptr(), &tensor)) throw nb::python_error();
+      data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    } else {
+      data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
+    }
+  }
+  Memory(const Memory&) = delete;
+  ~Memory() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+  char* data() const { return data_; }
+
+private:
+  Py_buffer view_;
+  bool held_ = false;
+  char* data_ = nullptr;
+};
+
+// A call that comes again and again: layouts and types are fixed, memory comes with each. Offsets lie as the pooled
+// values do, or as their gradient.
+class Call {
+public:
+  Call(nb::object plan, int op, const nb::tuple& x, const nb::tuple& y, int type,
+       const std::vector<int>& axes, int extra_kind, bool divide, bool backward)
+      : plan_(std::move(plan)) {
+    const Dtype dtype = Dtype(type);
+    const Extra kind = Extra(extra_kind);
+    const Buffer xb(x, dtype, false), yb(y, dtype, true);
+    std::optional<Buffer> eb;
+    if (kind != Extra::none) eb.emplace(backward ? x : y, extra_types[extra_kind], true);
+    const Plan& windows = nb::cast<const Plan&>(plan_);
+    const Buffer* extra = eb ? &*eb : nullptr;
+    work_ = backward ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, 0, 0)
+                     : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, 0, 0);
+    const Buffer* buffers[] = {&xb, &yb, extra};
+    items_[0] = items_[1] = item_size(dtype);
+    items_[2] = item_size(extra_types[extra_kind]);
+    for (int i = 0; i < 3 && buffers[i]; ++i) {
+      bytes_[i] = items_[i];
+      for (int a = 0; a < xb.ndim(); ++a) bytes_[i] *= buffers[i]->shape(a);
+    }
+  }
+
+  // Whether it was done: memory that is missing or misaligned is left to others.
+  bool run(nb::handle x, nb::handle y, nb::handle extra) {
+    const Memory xm(x, bytes_[0], false), ym(y, bytes_[1], true), em(extra, bytes_[2], true);
+    const char* data[] = {xm.data(), ym.data(), em.data()};
+    for (int i = 0; i < (work_.p.extra == Extra::none ? 2 : 3); ++i)
+      if (!data[i] || reinterpret_cast<std::uintptr_t>(data[i]) % items_[i]) return false;
+    Work work = work_;
+    work.p.x.data = xm.data();
+    work.p.y.data = ym.data();
+    work.p.extra_array.data = em.data();
+    if (kernels.load() != set_) {
+      set_ = kernels.load();
+      kernel_ = work.kernel();
+    }
+    work.run(kernel_);
+    return true;
+  }
+
+private:
+  nb::object plan_;  // its tables are read by the work
+  Work work_;
+  const Kernels* set_ =
+      nullptr;  // the instruction set of the kernel; layouts alone decide which kernel it is
+  Kernel kernel_;
+  int64_t items_[3], bytes_[3] = {};
+};
 
 // A stack of flat planes: leading axes, and pooled axes that step through memory evenly.
 struct Planes {
@@ -469,6 +589,16 @@ NB_MODULE(_core, m) {
   nb::class_<Plan>(m, "Plan")
       .def(nb::init<const std::vector<AxisArgs>&>(), "axes"_a)
       .def_prop_ro("taps", &Plan::taps);
+  nb::class_<Call>(m, "Call")
+      .def(nb::init<nb::object, int, const nb::tuple&, const nb::tuple&, int, const std::vector<int>&, int,
+                    bool, bool>(),
+           "plan"_a, "op"_a, "x"_a, "y"_a, "type"_a, "axes"_a, "extra_kind"_a, "divide"_a, "backward"_a)
+      .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none());
+  nb::class_<Memo>(m, "Memo")
+      .def(nb::init<>())
+      .def("get", &Memo::get, "fn"_a, "x"_a, "window"_a)
+      .def("put", &Memo::put, "fn"_a, "x"_a, "window"_a, "value"_a);
+  m.def("set_exchange", &set_exchange, "type"_a, "capsule"_a);
   m.def("forward", &forward, "plan"_a, "op"_a, "x"_a, "x_type"_a, "axes"_a, "y"_a, "y_type"_a,
         "extra"_a.none(), "extra_kind"_a, "divide"_a, "divisor"_a, "norm"_a);
   m.def("backward", &backward, "plan"_a, "op"_a, "grad"_a, "type"_a, "axes"_a, "grad_input"_a,

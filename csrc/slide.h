@@ -353,7 +353,7 @@ private:
               emit([from = out_ + r * pitch](int64_t j) { return read<V, N>(from + j); }, y + r * y_pitch,
                    t.n, room - r * t.n);
           }
-      } else {
+      } else if constexpr (!R::picks) {
         // Not when rows are skipped: then every row has a vector of its own.
         const int64_t pitch = cut_.rows.step > 1 ? most(t.pitch, N) : t.pitch;
         down_all<true>(t, rows, at, sums_, pitch, t.pitch);

@@ -13,7 +13,10 @@ import pytest
 
 import ndpool
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning"),  # PyTorch 2.6's own
+]
 torch = pytest.importorskip("torch")
 
 import ndpool.torch as nt  # noqa: E402

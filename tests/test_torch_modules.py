@@ -45,6 +45,7 @@ def calls(monkeypatch):
     """The names of ndpool's functions that were called, in order."""
     seen, room_of = [], ndpool.functional.room_of
     monkeypatch.setattr(ndpool.functional, "room_of", lambda fn, x: seen.append(fn) or room_of(fn, x))
+    monkeypatch.setattr(ndpool.functional, "rooms", {})  # so that it is always asked
     return seen
 
 

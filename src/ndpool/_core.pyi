@@ -13,6 +13,26 @@ class Plan:
     @property
     def taps(self) -> int: ...
 
+class Call:
+    def __init__(
+        self,
+        plan: Plan,
+        op: int,
+        x: tuple[int, tuple[int, ...], tuple[int, ...]],
+        y: tuple[int, tuple[int, ...], tuple[int, ...]],
+        type: int,
+        axes: Sequence[int],
+        extra_kind: int,
+        divide: bool,
+        backward: bool,
+    ) -> None: ...
+    def run(self, x: Any, y: Any, extra: Any) -> bool: ...
+
+class Memo:
+    def get(self, fn: str, x: Any, window: tuple[Any, ...]) -> Any: ...
+    def put(self, fn: str, x: Any, window: tuple[Any, ...], value: object) -> None: ...
+
+def set_exchange(type: type, capsule: object) -> bool: ...
 def forward(
     plan: Plan,
     op: int,

@@ -16,6 +16,21 @@ from ndpool.reductions import Reduction
 class Room(Protocol):
     """What a framework room offers to the functions above it."""
 
+    def named(
+        self,
+        fn: str,
+        n_axes: int,
+        reduction: Reduction,
+        x: Any,
+        window: tuple[Any, ...],
+        return_indices: bool = False,
+        dtype: Any = None,
+        out: Any = None,
+        divisor: Any = None,
+        norm: float = 0.0,
+    ) -> Any:
+        """A named function from its arguments; `window` holds those of `geometry.named`."""
+
     def pool(
         self,
         fn: str,
@@ -48,8 +63,6 @@ class Room(Protocol):
     ) -> Any:
         """Maxima over windows at the places that samples give; `size` is kernel, output size and ratio."""
 
-    # None, or the room's own way from the arguments of a named sliding function to its result.
-    named_sliding: Callable[..., Any] | None
     # None, or whether the sizes of an array may be symbols; such an array's plan is made later, in the room.
     traced: Callable[[Any], bool] | None
 
@@ -99,13 +112,13 @@ def _torch() -> Any:
 # that PyTorch's compiler can follow.
 FRAMEWORKS = {("numpy", "ndarray"): _numpy, ("torch", "Tensor"): _torch}
 
-_rooms: dict[type, Room] = {}
+rooms: dict[type, Room] = {}  # of the types met so far
 
 
 def room_of(fn: str, x: object, name: str = "input") -> Room:
     """The room for an array, or a TypeError that says which kinds of array there are."""
     kind = type(x)
-    room = _rooms.get(kind)
+    room = rooms.get(kind)
     return room if room is not None else _find(fn, kind, name)
 
 
@@ -114,7 +127,7 @@ def _find(fn: str, kind: type, name: str) -> Room:
         load = FRAMEWORKS.get((base.__module__.partition(".")[0], base.__name__))
         if load is not None:
             room: Room = load()
-            _rooms[kind] = room
+            rooms[kind] = room
             return room
     known = ", ".join(f"{package}.{cls}" for package, cls in FRAMEWORKS)
     raise TypeError(f"{fn}: {name} must be an array ({known}); got {kind.__module__}.{kind.__qualname__}")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ndpool import geometry
-from ndpool._arguments import check_divisor, check_norm, check_rank, check_shape
-from ndpool._dispatch import room_of
+from ndpool._arguments import check_norm, check_shape
+from ndpool._dispatch import room_of, rooms
 from ndpool._signatures import AdaptiveMaxPool, FractionalMaxPool, Ints, MaxPool
 from ndpool.reductions import REDUCTIONS
 
@@ -29,46 +29,21 @@ _adaptive_max_pool = cast(Callable[[Callable[..., Any]], AdaptiveMaxPool], _as_i
 _fractional_max_pool = cast(Callable[[Callable[..., Any]], FractionalMaxPool], _as_it_is)
 
 
-def _sliding(
+def _pool(
     fn: str,
     n_axes: int,
     reduction: Any,
     x: Any,
     window: tuple[Any, ...],
     indices: bool = False,
-    *,
     dtype: Any = None,
     out: Any = None,
     divisor: Any = None,
     norm: float = 0.0,
 ) -> Any:
-    room = room_of(fn, x)
-    if room.named_sliding is not None:
-        return room.named_sliding(fn, n_axes, reduction, x, window, bool(indices), dtype, out, divisor, norm)
-    shape = x.shape
-    axes = check_rank(fn, shape, n_axes)
-    plan = geometry.sliding(fn, shape[-n_axes:], *window, strict=True)
-    divisor = 0 if divisor is None else check_divisor(fn, divisor)
-    return room.pool(fn, plan, reduction, x, axes, bool(indices), dtype, out, divisor, norm)
-
-
-def _adaptive(
-    fn: str,
-    n_axes: int,
-    reduction: Any,
-    x: Any,
-    output_size: Any,
-    indices: bool = False,
-    dtype: Any = None,
-    out: Any = None,
-) -> Any:
-    room = room_of(fn, x)
-    if room.traced is not None and room.traced(x):
-        axes = check_shape(fn, x.shape, n_axes)
-        return room.adaptive(fn, reduction, x, axes, output_size, bool(indices), dtype, out, 0.0)
-    axes = check_rank(fn, x.shape, n_axes)
-    plan = geometry.adaptive(fn, x.shape[-n_axes:], output_size)
-    return room.pool(fn, plan, reduction, x, axes, bool(indices), dtype, out, 0, 0.0)
+    # What is common to all, with as few calls as can be: small arrays notice.
+    room = rooms.get(type(x)) or room_of(fn, x)
+    return room.named(fn, n_axes, reduction, x, window, indices, dtype, out, divisor, norm)
 
 
 def _fractional(
@@ -116,7 +91,7 @@ def max_pool1d(
     array([[3, 5]])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _sliding("max_pool1d", 1, _MAX, input, window, return_indices, out=out)
+    return _pool("max_pool1d", 1, _MAX, input, window, return_indices, None, out)
 
 
 @_max_pool
@@ -171,7 +146,7 @@ def max_pool2d(
             [13, 15]]])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _sliding("max_pool2d", 2, _MAX, input, window, return_indices, out=out)
+    return _pool("max_pool2d", 2, _MAX, input, window, return_indices, None, out)
 
 
 @_max_pool
@@ -198,7 +173,7 @@ def max_pool3d(
     array([21., 53.])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _sliding("max_pool3d", 3, _MAX, input, window, return_indices, out=out)
+    return _pool("max_pool3d", 3, _MAX, input, window, return_indices, None, out)
 
 
 def avg_pool1d(
@@ -226,9 +201,8 @@ def avg_pool1d(
     array([[2. , 3.5]])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
-    return cast(
-        A, _sliding("avg_pool1d", 1, _AVG, input, window, dtype=dtype, out=out, divisor=divisor_override)
-    )
+    result: A = _pool("avg_pool1d", 1, _AVG, input, window, False, dtype, out, divisor_override)
+    return result
 
 
 def avg_pool2d(
@@ -281,9 +255,8 @@ def avg_pool2d(
     array([[[2.75]]])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
-    return cast(
-        A, _sliding("avg_pool2d", 2, _AVG, input, window, dtype=dtype, out=out, divisor=divisor_override)
-    )
+    result: A = _pool("avg_pool2d", 2, _AVG, input, window, False, dtype, out, divisor_override)
+    return result
 
 
 def avg_pool3d(
@@ -311,9 +284,8 @@ def avg_pool3d(
     (1, 2, 2, 2)
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
-    return cast(
-        A, _sliding("avg_pool3d", 3, _AVG, input, window, dtype=dtype, out=out, divisor=divisor_override)
-    )
+    result: A = _pool("avg_pool3d", 3, _AVG, input, window, False, dtype, out, divisor_override)
+    return result
 
 
 def lp_pool1d(
@@ -341,7 +313,8 @@ def lp_pool1d(
     """
     norm = check_norm("lp_pool1d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return cast(A, _sliding("lp_pool1d", 1, _LP, input, window, dtype=dtype, out=out, norm=norm))
+    result: A = _pool("lp_pool1d", 1, _LP, input, window, False, dtype, out, None, norm)
+    return result
 
 
 def lp_pool2d(
@@ -389,7 +362,8 @@ def lp_pool2d(
     """
     norm = check_norm("lp_pool2d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return cast(A, _sliding("lp_pool2d", 2, _LP, input, window, dtype=dtype, out=out, norm=norm))
+    result: A = _pool("lp_pool2d", 2, _LP, input, window, False, dtype, out, None, norm)
+    return result
 
 
 def lp_pool3d(
@@ -417,7 +391,8 @@ def lp_pool3d(
     """
     norm = check_norm("lp_pool3d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return cast(A, _sliding("lp_pool3d", 3, _LP, input, window, dtype=dtype, out=out, norm=norm))
+    result: A = _pool("lp_pool3d", 3, _LP, input, window, False, dtype, out, None, norm)
+    return result
 
 
 @_adaptive_max_pool
@@ -439,7 +414,7 @@ def adaptive_max_pool1d(
     >>> ndpool.adaptive_max_pool1d(np.arange(10).reshape(1, 10), 3)
     array([[3, 6, 9]])
     """
-    return _adaptive("adaptive_max_pool1d", 1, _MAX, input, output_size, return_indices, out=out)
+    return _pool("adaptive_max_pool1d", 1, _MAX, input, (output_size,), return_indices, None, out)
 
 
 @_adaptive_max_pool
@@ -479,7 +454,7 @@ def adaptive_max_pool2d(
     >>> ndpool.adaptive_max_pool2d(x, 1, return_indices=True)
     (array([[[29.]]]), array([[[29]]]))
     """
-    return _adaptive("adaptive_max_pool2d", 2, _MAX, input, output_size, return_indices, out=out)
+    return _pool("adaptive_max_pool2d", 2, _MAX, input, (output_size,), return_indices, None, out)
 
 
 @_adaptive_max_pool
@@ -501,7 +476,7 @@ def adaptive_max_pool3d(
     >>> ndpool.adaptive_max_pool3d(np.zeros((2, 9, 7, 5)), (3, 2, 4)).shape
     (2, 3, 2, 4)
     """
-    return _adaptive("adaptive_max_pool3d", 3, _MAX, input, output_size, return_indices, out=out)
+    return _pool("adaptive_max_pool3d", 3, _MAX, input, (output_size,), return_indices, None, out)
 
 
 def adaptive_avg_pool1d(
@@ -518,7 +493,8 @@ def adaptive_avg_pool1d(
     >>> ndpool.adaptive_avg_pool1d(np.arange(6.0).reshape(1, 6), 2)
     array([[1., 4.]])
     """
-    return cast(A, _adaptive("adaptive_avg_pool1d", 1, _AVG, input, output_size, dtype=dtype, out=out))
+    result: A = _pool("adaptive_avg_pool1d", 1, _AVG, input, (output_size,), False, dtype, out)
+    return result
 
 
 def adaptive_avg_pool2d(
@@ -550,7 +526,8 @@ def adaptive_avg_pool2d(
     >>> ndpool.adaptive_avg_pool2d(np.ones((32, 8, 7, 7)), 1).shape
     (32, 8, 1, 1)
     """
-    return cast(A, _adaptive("adaptive_avg_pool2d", 2, _AVG, input, output_size, dtype=dtype, out=out))
+    result: A = _pool("adaptive_avg_pool2d", 2, _AVG, input, (output_size,), False, dtype, out)
+    return result
 
 
 def adaptive_avg_pool3d(
@@ -567,7 +544,8 @@ def adaptive_avg_pool3d(
     >>> ndpool.adaptive_avg_pool3d(np.ones((2, 9, 7, 5)), 1).shape
     (2, 1, 1, 1)
     """
-    return cast(A, _adaptive("adaptive_avg_pool3d", 3, _AVG, input, output_size, dtype=dtype, out=out))
+    result: A = _pool("adaptive_avg_pool3d", 3, _AVG, input, (output_size,), False, dtype, out)
+    return result
 
 
 def max_unpool1d(

@@ -306,6 +306,11 @@ def same_padding(
     return tuple(pads)
 
 
+def named(fn: str, sizes: tuple[int, ...], window: tuple[Any, ...]) -> Plan:
+    """Windows of a named function: the arguments of `sliding`, or an output size alone."""
+    return adaptive(fn, sizes, *window) if len(window) == 1 else sliding(fn, sizes, *window, strict=True)
+
+
 def adaptive(fn: str, sizes: tuple[int, ...], output_size: object, *, strict: bool = True) -> Plan:
     """As many windows as asked for, of whole elements: [floor(o*size/out), ceil((o+1)*size/out))."""
     outs = adaptive_sizes(fn, sizes, output_size, strict)
@@ -332,7 +337,7 @@ def adaptive_sizes(fn: str, sizes: Sequence[int], output_size: object, strict: b
         size if out is None else check_range(fn, "output_size", check_int(fn, "output_size", out), 0)
         for out, size in zip(wanted, sizes, strict=True)
     )
-    if min(sizes) < 1:
+    if any(size < 1 for size in sizes):
         raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
     return outs
 

@@ -7,23 +7,19 @@ that it can be differentiated in turn. All take their tensors first, then the po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, empty_like
+from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C._functorch import is_legacy_batchedtensor as is_legacy_batch
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
-from ndpool import geometry
-from ndpool._arguments import check_shape
-from ndpool._native import INDEX64, OFFSET8, OFFSET32, core, core_plan
+from ndpool._native import INDEX64, OFFSET8, OFFSET32
 from ndpool.frameworks import _torch_kernels as kernels
-from ndpool.frameworks._torch_kernels import CODES, is_channels_last, offset_dtype
-from ndpool.geometry import Plan
+from ndpool.frameworks._torch_kernels import is_channels_last, offset_dtype
 from ndpool.reductions import REDUCTIONS
 
 
@@ -57,11 +53,19 @@ def caller(cls: type[Function]) -> Callable[..., Any]:
     return call
 
 
+def plain(x: Tensor) -> bool:
+    """Whether a tensor is its memory and nothing else, and nobody asks for derivatives."""
+    watched = is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0
+    return not watched and type(x) is Tensor and not x.is_neg() and not is_legacy_batch(x)
+
+
 def linear(kernel: Callable[..., Any], n_tensors: int, adjoint: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that is linear in its first tensor, with the function that its backward applies."""
 
     def call(*args: Any) -> Any:
-        return unlooped(call, n_tensors, args) if is_legacy_batch(args[0]) else apply(*args)
+        if is_legacy_batch(args[0]):
+            return unlooped(call, n_tensors, args)
+        return kernel(*args) if plain(args[0]) else apply(*args)
 
     class Linear(Function):
         @staticmethod
@@ -161,85 +165,6 @@ class Pick(Function):
         return batched(pick, 1)(info, in_dims, *args)
 
 
-class Recipe(NamedTuple):
-    """What a small call needs, worked out once for a shape of contiguous input, a dtype and a window."""
-
-    plan: Plan
-    native: Any
-    axes: tuple[int, ...]
-    code: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    outs: tuple[int, ...]
-    out_stride: tuple[int, ...]
-    like: Tensor  # like the result, but of one element's memory; so the offsets'
-    offsets_like: Tensor
-    kind: int
-
-
-@lru_cache(4096, typed=True)
-def recipe_of(fn: str, n_axes: int, shape: torch.Size, dtype: torch.dtype, *window: Any) -> Recipe | None:
-    """What the call needs for contiguous input of this shape, or None where it is no common one."""
-    # A sequence would be taken for another that equals it, (2, True) for (2, 1): it is checked each time.
-    if dtype not in CODES or any(isinstance(value, Sequence) for value in window):
-        return None
-    axes = check_shape(fn, shape, n_axes)
-    plan = geometry.sliding(fn, tuple(shape[-n_axes:]), *window, strict=True)
-    # Contiguous strides may mean channels-last where there is one channel or one element per channel.
-    if prod(shape) == 0 or 1 in (shape[-n_axes - 1], prod(shape[-n_axes:])):
-        return None
-    offsets = offset_dtype(plan)
-    outs = shape[:-n_axes] + plan.out
-    with torch.inference_mode(False):
-        # A tensor like the result is allocated fastest; unless it is small it has one element's memory.
-        whole = torch.Size(outs if prod(outs) <= 1024 else [1])
-        like, offsets_like = (
-            torch.empty(whole, dtype=d, device="cpu").expand(outs) for d in (dtype, offsets)
-        )
-    stride, out_stride = (torch.empty(size, device="meta").stride() for size in (shape, outs))
-    kind = OFFSET8 if offsets is torch.uint8 else OFFSET32
-    sizes = tuple(shape), stride, tuple(outs), out_stride
-    return Recipe(plan, core_plan(plan), axes, CODES[dtype], *sizes, like, offsets_like, kind)
-
-
-class QuickMax(Function):
-    """`Pick` of maxima for a recipe's input, and for reverse mode alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, recipe: Recipe) -> Any:
-        plan, native, axes, code, shape, stride, outs, out_stride, like, offsets_like, kind = recipe
-        y, offsets, address = empty_like(like), empty_like(offsets_like), x.data_ptr()
-        source, into = (address, shape, stride), (y.data_ptr(), outs, out_stride)
-        places = (offsets.data_ptr(), outs, out_stride)
-        if not address or not core.forward(
-            native, 0, source, code, axes, into, code, places, kind, False, 0, 0.0
-        ):
-            y, offsets = kernels.pool(x, axes, plan, REDUCTIONS["max"], x.dtype, kind=kind)
-        ctx.recipe = recipe
-        ctx.save_for_backward(offsets)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        recipe = ctx.recipe
-        return spread_picks(
-            grad, *ctx.saved_tensors, recipe.axes, recipe.plan, REDUCTIONS["max"], False
-        ), None
-
-
-class QuickTotal(Function):
-    """`total` for a recipe's input, and for reverse mode alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, recipe: Recipe, reduction: Any, divisor: int) -> Any:
-        ctx.args = recipe.axes, recipe.plan, reduction, x.dtype, divisor, False
-        return kernels.total(x, *ctx.args)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return spread(grad, *ctx.args), None, None, None
-
-
 class PowerMean(Function):
     """Lp pooling: its slopes need input and output."""
 
@@ -279,4 +204,3 @@ def slopes(x: Tensor, y: Tensor, taps: int, norm: float) -> tuple[Tensor, Tensor
 
 
 pick, power_mean = caller(Pick), caller(PowerMean)
-quick_max, quick_total = direct(QuickMax), direct(QuickTotal)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import custom_op
+from torch.library import custom_op, define, impl, register_fake, register_vmap
 
 from ndpool import geometry
 from ndpool._native import INDEX64, OFFSET8, OFFSET32
@@ -247,18 +247,17 @@ def fractional(x: Tensor, samples: Tensor, axes: Any, fn: str, kernel: Any, outs
     return kernels.fractional(x, samples, tuple(axes), fn, tuple(kernel), tuple(outs))
 
 
-@custom_op(
-    "ndpool::random_samples",
-    mutates_args=(),
-    schema="(Tensor x, SymInt[] shape, ScalarType dtype, int? seed) -> Tensor",
-    tags=(torch.Tag.nondeterministic_seeded,),
+# `custom_op` takes no tags before PyTorch 2.7, and without this one equal draws would become one.
+_RANDOM = "ndpool::random_samples"
+define(
+    _RANDOM,
+    "(Tensor x, SymInt[] shape, ScalarType dtype, int? seed) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded, torch.Tag.pt2_compliant_tag),
 )
-def random_samples(x: Tensor, shape: Any, dtype: Any, seed: int | None) -> Tensor:
-    """Random numbers in [0, 1), from a seed or from PyTorch's own generator."""
-    return kernels.random_samples(x, tuple(shape), dtype, seed)
+impl(_RANDOM, "default", kernels.random_samples)
+random_samples = torch.ops.ndpool.random_samples.default
 
 
-@random_samples.register_vmap
 def _random_batch(info: Any, in_dims: Any, x: Tensor, shape: Any, dtype: Any, seed: int | None) -> Any:
     if seed is None and info.randomness == "error":
         raise RuntimeError(
@@ -268,9 +267,8 @@ def _random_batch(info: Any, in_dims: Any, x: Tensor, shape: Any, dtype: Any, se
     return random_samples(x, shape if same else [info.batch_size, *shape], dtype, seed), None if same else 0
 
 
-@random_samples.register_fake
-def _(x: Tensor, shape: Any, dtype: Any, seed: int | None) -> Tensor:
-    return x.new_empty(shape, dtype=dtype)
+register_vmap(_RANDOM, _random_batch)
+register_fake(_RANDOM, lambda x, shape, dtype, seed: x.new_empty(shape, dtype=dtype))
 
 
 _register(

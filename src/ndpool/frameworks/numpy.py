@@ -6,6 +6,7 @@ are kept with it. The input is never copied unless its memory is misaligned or o
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import isinf, prod
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndpool import geometry
-from ndpool._arguments import LIMIT, check_rank, check_sign, input_name
+from ndpool._arguments import LIMIT, check_divisor, check_rank, check_sign, input_name
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -28,13 +29,64 @@ _FIRST_FLOAT = 9
 _BFLOAT16 = 10
 _INT64 = np.dtype("int64")
 
-named_sliding = traced = None  # no way of its own, and sizes that are always numbers
+traced = None  # sizes are always numbers
 
 _EXTRA_DTYPES: dict[int, np.dtype[Any]] = {
     OFFSET8: np.dtype("uint8"),
     OFFSET32: np.dtype("int32"),
     INDEX64: _INT64,
 }
+
+
+_recipes = core.Memo()
+_recall = _recipes.get
+_RECIPE_LIMIT = 4096  # elements of the result: what is larger takes longer than its arguments
+
+
+def named(
+    fn: str,
+    n_axes: int,
+    reduction: Reduction,
+    x: NDArray[Any],
+    window: tuple[Any, ...],
+    return_indices: bool = False,
+    dtype: Any = None,
+    out: Any = None,
+    divisor: Any = None,
+    norm: float = 0.0,
+) -> Any:
+    """A named function from its arguments; a small plain call goes by a recipe."""
+    if out is dtype is divisor is None and not return_indices and norm == 0 and type(x) is np.ndarray:
+        recipe = _recall(fn, x, window)
+        if recipe is None:
+            recipe = _make_recipe(fn, n_axes, reduction, x, window)
+        if recipe:
+            run, like = recipe
+            y = np.empty_like(like)
+            if run(x, y, None):
+                return y
+    axes = check_rank(fn, x.shape, n_axes)
+    plan = geometry.named(fn, x.shape[-n_axes:], window)
+    divisor = check_divisor(fn, divisor)
+    return pool(fn, plan, reduction, x, axes, bool(return_indices), dtype, out, divisor, norm)
+
+
+def _make_recipe(fn: str, n_axes: int, reduction: Reduction, x: NDArray[Any], window: tuple[Any, ...]) -> Any:
+    """A call and an array like its result, for input of this dtype and layout; False if it is not small."""
+    recipe: Any = False
+    axes = check_rank(fn, x.shape, n_axes)
+    plan = geometry.named(fn, x.shape[-n_axes:], window)
+    code, item = _CODES.get(x.dtype, -1), x.itemsize
+    shape = _with_sizes(x.shape, axes, plan.out)
+    kept = code != _BFLOAT16 and code >= (0 if reduction.picks else _FIRST_FLOAT)
+    if kept and x.size and 0 < prod(shape) <= _RECIPE_LIMIT and not any(s % item for s in x.strides):
+        like = _empty(x, shape, x.dtype)
+        source, into = ((0, a.shape, tuple(s // item for s in a.strides)) for a in (x, like))
+        how = (code, axes, NO_EXTRA, reduction.divides, False)
+        with suppress(ValueError):  # told by the usual way, in the name of the function
+            recipe = core.Call(core_plan(plan), reduction.op, source, into, *how).run, like
+    _recipes.put(fn, x, window, recipe)
+    return recipe
 
 
 def pool(

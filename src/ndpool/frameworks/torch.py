@@ -1,8 +1,9 @@
 """PyTorch tensors: dtypes, memory given by the caller, and which way a call takes.
 
-Reached through `_dispatch` only. A plain tensor goes straight to the kernels, one that is differentiated or
-transformed through the functions in `_torch_autograd.py`. What a compiler or a dispatch mode looks at is
-traced as the operators in `_torch_ops.py`, before any plan is made: its sizes may be symbols.
+Reached through `_dispatch` only. A common call goes by a recipe of `_torch_quick.py`; else a plain tensor
+goes straight to the kernels, one that is differentiated or transformed through the functions in
+`_torch_autograd.py`. What a compiler or a dispatch mode looks at is traced as the operators in
+`_torch_ops.py`, before any plan is made: its sizes may be symbols.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, empty_like
+from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
@@ -30,11 +31,13 @@ from ndpool._arguments import (
     check_sign,
     is_list,
 )
-from ndpool._native import INDEX64, NO_EXTRA, core
+from ndpool._native import INDEX64, NO_EXTRA
 from ndpool.frameworks import _torch_autograd as autograd
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks import _torch_ops as ops
+from ndpool.frameworks import _torch_quick as quick
 from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT
+from ndpool.frameworks._torch_quick import quick_pool, recall
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
 
@@ -51,12 +54,45 @@ def traced(x: Tensor) -> bool:
 
 def differentiated(x: Tensor) -> bool:
     """Whether a derivative may be asked for, or a transform is at work."""
-    return (
-        (x.requires_grad and torch.is_grad_enabled()) or transforms_active() or forward_ad._current_level >= 0
-    )
+    return (x.requires_grad and is_grad_enabled()) or transforms_active() or forward_ad._current_level >= 0
 
 
-def named_sliding(
+def named(
+    fn: str,
+    n_axes: int,
+    reduction: Reduction,
+    x: Tensor,
+    window: tuple[Any, ...],
+    return_indices: bool = False,
+    dtype: Any = None,
+    out: Any = None,
+    divisor: Any = None,
+    norm: float = 0.0,
+) -> Any:
+    """A named function from its arguments; a small plain call costs PyTorch's time."""
+    if is_dynamo_compiling() or type(x) not in _PLAIN or dispatch_modes() > 0 or is_tracing():
+        return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
+    if out is dtype is divisor is None and not return_indices and norm == 0:
+        recipe = recall(fn, x, window)
+        if recipe is None:
+            recipe = quick.make(fn, n_axes, reduction, x, window)
+        # A recipe knows reverse mode alone, and takes memory for what it is.
+        if recipe and not (transforms_active() or forward_ad._current_level >= 0 or x.is_neg()):
+            if not x.requires_grad or not is_grad_enabled():
+                y = recipe.new()
+                if recipe.run(x, y, None):
+                    return y
+            elif recipe.trains:
+                return quick_pool(x, recipe)
+    if x.is_meta:
+        return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
+    axes = check_rank(fn, x.shape, n_axes)
+    plan = geometry.named(fn, x.shape[-n_axes:], window)
+    divisor = check_divisor(fn, divisor)
+    return pool(fn, plan, reduction, x, axes, return_indices, dtype, out, divisor, norm)
+
+
+def _trace_named(
     fn: str,
     n_axes: int,
     reduction: Reduction,
@@ -68,36 +104,10 @@ def named_sliding(
     divisor: Any,
     norm: float,
 ) -> Any:
-    """A named function with sliding windows, from its arguments; a small plain call costs PyTorch's time."""
-    divisor = 0 if divisor is None else check_divisor(fn, divisor)
-    if is_dynamo_compiling() or type(x) not in _PLAIN or dispatch_modes() > 0 or is_tracing():
-        axes = check_shape(fn, x.shape, n_axes)
-        return sliding(fn, reduction, x, axes, window, return_indices, dtype, out, divisor, norm)
-    shape = x.shape
-    if out is None is dtype and not return_indices and norm == 0 and x.is_contiguous() and x.is_cpu:
-        try:
-            recipe = autograd.recipe_of(fn, n_axes, shape, x.dtype, *window)
-        except TypeError:  # a list, or a mistake that is told below
-            recipe = None
-        if recipe is not None and not transforms_active() and forward_ad._current_level < 0:
-            if x.requires_grad and torch.is_grad_enabled():
-                if reduction.picks:
-                    return autograd.quick_max(x, recipe)
-                return autograd.quick_total(x, recipe, reduction, divisor)
-            if reduction.picks or recipe[3] >= FIRST_FLOAT:
-                _, native, axes, code, sizes, stride, outs, out_stride, like, _, _ = recipe
-                y, address = empty_like(like), x.data_ptr()
-                source, into = (address, sizes, stride), (y.data_ptr(), outs, out_stride)
-                op, divides = reduction.op, reduction.divides
-                if address and core.forward(
-                    native, op, source, code, axes, into, code, None, 0, divides, divisor, 0.0
-                ):
-                    return y
-    axes = check_rank(fn, shape, n_axes)
-    if x.is_meta:
-        return sliding(fn, reduction, x, axes, window, return_indices, dtype, out, divisor, norm)
-    plan = geometry.sliding(fn, shape[-n_axes:], *window, strict=True)
-    return pool(fn, plan, reduction, x, axes, return_indices, dtype, out, divisor, norm)
+    axes, divisor = check_shape(fn, x.shape, n_axes), check_divisor(fn, divisor)
+    if len(window) == 1:
+        return adaptive(fn, reduction, x, axes, *window, return_indices, dtype, out, norm)
+    return sliding(fn, reduction, x, axes, window, return_indices, dtype, out, divisor, norm)
 
 
 def pool(
@@ -119,11 +129,7 @@ def pool(
         code = _check_input(fn, x)
     kept = reduction.picks or (code >= FIRST_FLOAT and not (reduction.norm and abs(norm) == inf))
     if kept and dtype is None and out is None:
-        if (
-            (x.requires_grad and torch.is_grad_enabled())
-            or transforms_active()
-            or forward_ad._current_level >= 0
-        ):
+        if (x.requires_grad and is_grad_enabled()) or transforms_active() or forward_ad._current_level >= 0:
             return _differentiable(x, axes, plan, reduction, return_indices, own, divisor, norm)
         kind = INDEX64 if return_indices else NO_EXTRA
         return kernels.pool(x, axes, plan, reduction, own, divisor, norm, kind)
@@ -337,7 +343,7 @@ def _trace(
         place = (axes, fn, reduction.name, windows)
         if not reduction.picks:
             return ops.pool(x, *place, dtype, divisor, float(norm))
-        differentiates = x.requires_grad and torch.is_grad_enabled()
+        differentiates = x.requires_grad and is_grad_enabled()
         if not return_indices:
             return ops.pool_offsets(x, *place)[0] if differentiates else ops.pool(x, *place, dtype, 0, 0.0)
         if not differentiates:

@@ -7,14 +7,15 @@ subclass of `torch.Tensor`) takes PyTorch's own way, and so does one that TorchS
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch._C import _get_tracing_state as tracing_state
+from torch import strided
+from torch._C import _is_tracing as is_tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.compiler import is_dynamo_compiling
 
 import ndpool
 from ndpool._dispatch import room_of
@@ -25,7 +26,7 @@ for _tensor in (torch.empty(0), torch.nn.Parameter()):
     room_of("ndpool.torch", _tensor)
 
 # The tensors of compilers stand for plain ones; other subclasses have a meaning of their own.
-_KINDS = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor})
+_KINDS = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
 
 Classes = dict[type[torch.nn.Module], type[torch.nn.Module]]
 COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
@@ -36,10 +37,10 @@ def served(x: Any) -> bool:
     return (
         type(x) in _KINDS
         and x.dtype in CODES
-        and x.layout is torch.strided
-        and x.device.type == "cpu"
+        and x.layout is strided
+        and x.is_cpu
         and not x.is_nested
-        and (torch.compiler.is_dynamo_compiling() or tracing_state() is None)
+        and (is_dynamo_compiling() or not is_tracing())
     )
 
 
@@ -47,26 +48,27 @@ class Pool(torch.nn.Module):
     """What all share: a module's attributes go to the ndpool function whose arguments they are."""
 
     _function: ClassVar[Callable[..., Any]]
-    _names: ClassVar[tuple[str, ...]]
+    kernel_size: Any
+    stride: Any
+    padding: Any
+    ceil_mode: Any
+    output_size: Any
+    return_indices: Any
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "_function" in vars(cls):
-            given = inspect.signature(cls.forward).parameters
-            parameters = inspect.signature(cls._function).parameters.values()
-            cls._names = tuple(
-                p.name for p in parameters if p.name not in given and p.kind is p.POSITIONAL_OR_KEYWORD
-            )
             COUNTERPARTS[cls.__bases__[-1]] = cls
 
     def forward(self, input: Any) -> Any:
         """Pool `input`; with `return_indices` the pair (values, indices)."""
         if served(input):
-            return self._function(input, **self._arguments())
+            return self._function(input, *self._arguments())
         return super().forward(input)
 
-    def _arguments(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._names}
+    # Written out in each family: a loop over names would cost as much as the pooling of a small tensor.
+    def _arguments(self) -> tuple[Any, ...]:
+        raise NotImplementedError
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
         """TorchScript compiles PyTorch's own module; the class changes for good, as in `restore`."""
@@ -75,13 +77,59 @@ class Pool(torch.nn.Module):
         return self
 
 
+class MaxPool(Pool):
+    """Maxima over sliding windows."""
+
+    dilation: Any
+
+    def _arguments(self) -> tuple[Any, ...]:
+        geometry = (self.kernel_size, self.stride, self.padding, self.dilation)
+        return *geometry, self.ceil_mode, self.return_indices
+
+
+class AvgPool(Pool):
+    """Averages over sliding windows; one dimension takes no divisor."""
+
+    count_include_pad: Any
+    divisor_override: Any
+
+    def _arguments(self) -> tuple[Any, ...]:
+        common = (self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+        return common if self._function is ndpool.avg_pool1d else (*common, self.divisor_override)
+
+
 class LPPool(Pool):
     """Power averages: a module's power is a float, also for integers."""
 
-    norm_type: float
+    norm_type: Any
 
-    def _arguments(self) -> dict[str, Any]:
-        return super()._arguments() | {"norm_type": float(self.norm_type)}
+    def _arguments(self) -> tuple[Any, ...]:
+        return float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
+
+
+class AdaptiveMaxPool(Pool):
+    """Maxima over as many windows as asked for."""
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return self.output_size, self.return_indices
+
+
+class AdaptiveAvgPool(Pool):
+    """Averages over as many windows as asked for."""
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return (self.output_size,)
+
+
+class FractionalMaxPool(Pool):
+    """Maxima over windows at random places."""
+
+    output_ratio: Any
+    _random_samples: Any
+
+    def _arguments(self) -> tuple[Any, ...]:
+        size = (self.kernel_size, self.output_size, self.output_ratio)
+        return *size, self.return_indices, self._random_samples
 
 
 class Unpool(Pool):
@@ -90,41 +138,41 @@ class Unpool(Pool):
     def forward(self, input: Any, indices: Any, output_size: Sequence[int] | None = None) -> Any:  # type: ignore[override]
         """Put each value of `input` where `indices` says, zeros elsewhere."""
         if served(input):
-            return self._function(input, indices, output_size=output_size, **self._arguments())
+            return self._function(input, indices, self.kernel_size, self.stride, self.padding, output_size)
         return super(Pool, self).forward(input, indices, output_size)
 
 
-class MaxPool1d(Pool, torch.nn.MaxPool1d):
+class MaxPool1d(MaxPool, torch.nn.MaxPool1d):
     """`torch.nn.MaxPool1d`, computed by `ndpool.max_pool1d`."""
 
     _function = staticmethod(ndpool.max_pool1d)
 
 
-class MaxPool2d(Pool, torch.nn.MaxPool2d):
+class MaxPool2d(MaxPool, torch.nn.MaxPool2d):
     """`torch.nn.MaxPool2d`, computed by `ndpool.max_pool2d`."""
 
     _function = staticmethod(ndpool.max_pool2d)
 
 
-class MaxPool3d(Pool, torch.nn.MaxPool3d):
+class MaxPool3d(MaxPool, torch.nn.MaxPool3d):
     """`torch.nn.MaxPool3d`, computed by `ndpool.max_pool3d`."""
 
     _function = staticmethod(ndpool.max_pool3d)
 
 
-class AvgPool1d(Pool, torch.nn.AvgPool1d):
+class AvgPool1d(AvgPool, torch.nn.AvgPool1d):
     """`torch.nn.AvgPool1d`, computed by `ndpool.avg_pool1d`."""
 
     _function = staticmethod(ndpool.avg_pool1d)
 
 
-class AvgPool2d(Pool, torch.nn.AvgPool2d):
+class AvgPool2d(AvgPool, torch.nn.AvgPool2d):
     """`torch.nn.AvgPool2d`, computed by `ndpool.avg_pool2d`."""
 
     _function = staticmethod(ndpool.avg_pool2d)
 
 
-class AvgPool3d(Pool, torch.nn.AvgPool3d):
+class AvgPool3d(AvgPool, torch.nn.AvgPool3d):
     """`torch.nn.AvgPool3d`, computed by `ndpool.avg_pool3d`."""
 
     _function = staticmethod(ndpool.avg_pool3d)
@@ -148,37 +196,37 @@ class LPPool3d(LPPool, torch.nn.LPPool3d):
     _function = staticmethod(ndpool.lp_pool3d)
 
 
-class AdaptiveMaxPool1d(Pool, torch.nn.AdaptiveMaxPool1d):
+class AdaptiveMaxPool1d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
     """`torch.nn.AdaptiveMaxPool1d`, computed by `ndpool.adaptive_max_pool1d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool1d)
 
 
-class AdaptiveMaxPool2d(Pool, torch.nn.AdaptiveMaxPool2d):
+class AdaptiveMaxPool2d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
     """`torch.nn.AdaptiveMaxPool2d`, computed by `ndpool.adaptive_max_pool2d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool2d)
 
 
-class AdaptiveMaxPool3d(Pool, torch.nn.AdaptiveMaxPool3d):
+class AdaptiveMaxPool3d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
     """`torch.nn.AdaptiveMaxPool3d`, computed by `ndpool.adaptive_max_pool3d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool3d)
 
 
-class AdaptiveAvgPool1d(Pool, torch.nn.AdaptiveAvgPool1d):
+class AdaptiveAvgPool1d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d):
     """`torch.nn.AdaptiveAvgPool1d`, computed by `ndpool.adaptive_avg_pool1d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool1d)
 
 
-class AdaptiveAvgPool2d(Pool, torch.nn.AdaptiveAvgPool2d):
+class AdaptiveAvgPool2d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d):
     """`torch.nn.AdaptiveAvgPool2d`, computed by `ndpool.adaptive_avg_pool2d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool2d)
 
 
-class AdaptiveAvgPool3d(Pool, torch.nn.AdaptiveAvgPool3d):
+class AdaptiveAvgPool3d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d):
     """`torch.nn.AdaptiveAvgPool3d`, computed by `ndpool.adaptive_avg_pool3d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool3d)
@@ -202,13 +250,13 @@ class MaxUnpool3d(Unpool, torch.nn.MaxUnpool3d):
     _function = staticmethod(ndpool.max_unpool3d)
 
 
-class FractionalMaxPool2d(Pool, torch.nn.FractionalMaxPool2d):
+class FractionalMaxPool2d(FractionalMaxPool, torch.nn.FractionalMaxPool2d):
     """`torch.nn.FractionalMaxPool2d`, computed by `ndpool.fractional_max_pool2d`."""
 
     _function = staticmethod(ndpool.fractional_max_pool2d)
 
 
-class FractionalMaxPool3d(Pool, torch.nn.FractionalMaxPool3d):
+class FractionalMaxPool3d(FractionalMaxPool, torch.nn.FractionalMaxPool3d):
     """`torch.nn.FractionalMaxPool3d`, computed by `ndpool.fractional_max_pool3d`."""
 
     _function = staticmethod(ndpool.fractional_max_pool3d)
