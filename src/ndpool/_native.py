@@ -32,8 +32,9 @@ except ImportError as error:
 
     core = _Missing()  # type: ignore[assignment]
 
-__all__ = ["INDEX64", "MAX_THREADS", "NO_EXTRA", "OFFSET8", "OFFSET32", "core", "core_plan"]
+__all__ = ["BUILT", "INDEX64", "MAX_THREADS", "NO_EXTRA", "OFFSET8", "OFFSET32", "core", "core_plan"]
 
+BUILT = isinstance(core, ModuleType)
 # What a pick stores beside its values: nothing, offsets inside the window, positions in the plane.
 NO_EXTRA, OFFSET8, OFFSET32, INDEX64 = range(4)
 
@@ -68,5 +69,5 @@ def _apply_environment() -> None:
 
 
 MAX_THREADS = 1024
-if isinstance(core, ModuleType):
+if BUILT:
     _apply_environment()

@@ -72,10 +72,12 @@ def backward(
         "LEADS": w.leads,
     }
     last = three[2]
-    if picks and prod(plan.sizes) >= 16 * prod(plan.out) and prod(map(most_holders, three)) <= 8:
-        return _few(three, w, common, device, aligned)
     if whole_planes(three, w) and w.leads < 2 and w.wide[1] in (0, last.size) and last.size <= 1024:
         return _plane_backward(last.size, last.size * w.sizes[1], w.narrow[1], size, by, common)
+    few = picks and not w.channels and prod(plan.sizes) >= 16 * prod(plan.out)
+    if few and not one_window(last, widest(size, last.size, *w.wide[1:5])):
+        if prod(map(most_holders, three)) <= 8:
+            return _few(three, w, common, device, aligned)
     if not picks and divide != 2 and strips(three) and all(a.stride == 1 for a in three):
         return _mirrored(plan, axes, memory, dtype, device, divides, by, aligned)
     if strips(three):
@@ -83,6 +85,12 @@ def backward(
         if found is not None:
             return found
     return _any_backward(three, w, size, by, common, device)
+
+
+def one_window(axis: AxisPlan, vec: int) -> bool:
+    """Whether neighbours in a vector are always in one window, and in no other."""
+    alike = axis.regular and axis.step == 1 and axis.stride == axis.kernel == axis.met()[1]
+    return alike and axis.origin == 0 and vec > 1 and axis.kernel % vec == 0
 
 
 @lru_cache(1024)
@@ -239,6 +247,7 @@ def _any_backward(
         "TABLE_W": not axes[2].regular,
         "MOST": min(most, 2),
         "COLUMNS": columns,
+        "SHARED": columns and one_window(last, vec),
         "X_UNIT": x_unit,
         "Y_UNIT": y_unit,
         "VEC": vec,

@@ -39,6 +39,12 @@ def pool(
     """Values, and with a `kind` also where in its window or its plane each was found."""
     if reduction.norm:
         return _norm(x, axes, plan, dtype, divisor, norm, channels_last)
+    if kind == NO_EXTRA and reduction.picks and (parts := _parts(plan)) is not None:
+        if channels_last is None:
+            channels_last = is_channels_last(x.shape, x.stride())
+        # Rows first: what is first along a row and then among rows is first of all.
+        x = pool(x, axes[-1:], parts[1], reduction, dtype, channels_last=channels_last)
+        return pool(x, axes[:-1], parts[0], reduction, dtype, channels_last=channels_last)
     aligned = x.data_ptr() % 16 == 0
     memory = (x.shape, x.stride(), x.dtype, dtype, x.device)
     # Windows of single planes serve one call alone.
@@ -52,6 +58,15 @@ def pool(
     elif y.numel():
         return pool(x.contiguous(), axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
     return y if kind == NO_EXTRA else (y, extra)
+
+
+@lru_cache(1024)
+def _parts(plan: Plan) -> tuple[Plan, Plan] | None:
+    """The other axes and the last, where windows share so much that one after the other is faster."""
+    shared = [a.regular and a.kernel >= 11 * a.stride for a in plan.axes[-2:]]
+    if len(shared) < 2 or not all(shared):
+        return None
+    return Plan(plan.axes[:-1]), Plan(plan.axes[-1:])
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -17,23 +17,25 @@ from torch.autograd import Function
 
 from ndpool import geometry
 from ndpool._arguments import check_shape
-from ndpool._native import NO_EXTRA, OFFSET8, core, core_plan
+from ndpool._native import BUILT, NO_EXTRA, OFFSET8, core, core_plan
 from ndpool.frameworks._torch_autograd import direct, plain, spread, spread_picks
 from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT, empty, is_channels_last, pool
 from ndpool.reductions import Reduction
 
 _SMALL = 1024  # elements of a result whose memory a recipe keeps, and of offsets that need no tensor
 _WIDE = 4096  # windows along an axis: recipes keep no large tables
-_recipes = core.Memo()
+_recipes: Any = core.Memo() if BUILT else None  # CUDA tensors need no core, and have no recipes
 
 
 def recall(fn: str, x: Tensor, window: tuple[Any, ...]) -> Any:
     """The recipe for a call, None where it is not made yet, False where there is none."""
-    return _recipes.get(fn, x, window) if x.is_cpu and x.layout is torch.strided else False
+    return _recipes.get(fn, x, window) if BUILT and x.is_cpu and x.layout is torch.strided else False
 
 
-if hasattr(Tensor, "__dlpack_c_exchange_api__") and core.set_exchange(
-    Tensor, Tensor.__dlpack_c_exchange_api__
+if (
+    BUILT
+    and hasattr(Tensor, "__dlpack_c_exchange_api__")
+    and core.set_exchange(Tensor, Tensor.__dlpack_c_exchange_api__)
 ):
     recall = _recipes.get  # which sees in one look what a tensor is
 

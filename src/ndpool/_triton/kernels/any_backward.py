@@ -184,6 +184,7 @@ def any_backward_kernel(
     TABLE_W: tl.constexpr,
     MOST: tl.constexpr,
     COLUMNS: tl.constexpr,
+    SHARED: tl.constexpr,
     X_UNIT: tl.constexpr,
     Y_UNIT: tl.constexpr,
     VEC: tl.constexpr,
@@ -211,9 +212,14 @@ def any_backward_kernel(
     along = tl.arange(0, VEC)[None, :]
     i = tl.where(live, w, 0)[:, None]  # the inputs along the last axis, one of them for all channels
     inner = along
+    within = along * 0  # where in a vector that lies in one window its elements are
     if COLUMNS:
-        i = tl.minimum(i * VEC + along, size_w - 1)
         inner = along * 0
+        if SHARED:
+            i = i * VEC
+            within = along
+        else:
+            i = tl.minimum(i * VEC + along, size_w - 1)
     first_d, end_d = holding(d, firsts_d, ends_d, out_d, kernel_d, stride_d, step_d, origin_d, TABLE_D)
     first_w, end_w = holding(i, firsts_w, ends_w, out_w, kernel_w, stride_w, step_w, origin_w, TABLE_W)
     # What the last axis contributes is the same for every row.
@@ -292,7 +298,7 @@ def any_backward_kernel(
                             offsets,
                             row,
                             places[m],
-                            taps_w[m],
+                            taps_w[m] + within,
                             shares_w[m],
                             code,
                             by,
@@ -331,7 +337,7 @@ def any_backward_kernel(
                             offsets,
                             row,
                             place,
-                            tap_w,
+                            tap_w + within,
                             share_w,
                             code,
                             by,

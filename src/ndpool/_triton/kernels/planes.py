@@ -1,7 +1,7 @@
 """Kernels for windows that are whole contiguous planes: many planes at once, whatever their size.
 
-A lane merges a few neighbours, then the lanes of a plane are brought together; backward, planes are
-written as the flat memory they are.
+A lane merges a few elements, then the lanes of a plane are brought together; backward, planes are written as
+the flat memory they are.
 """
 
 import triton
@@ -64,12 +64,12 @@ def plane_forward_kernel(
     l1 = plane % n_1
     l2 = plane // n_1
     base = (l1 * x_1 + l2 * x_2)[:, None]
-    at = (tl.arange(0, LANES) * EACH)[None, :]
+    at = tl.arange(0, LANES)[None, :]
     best = tl.full([PLANES, LANES], LOW, COMPUTE)
     where = tl.zeros([PLANES, LANES], tl.int32) + at
     for start in range(0, size, LANES * EACH):
         for j in tl.static_range(EACH):
-            i = start + j + at
+            i = start + j * LANES + at
             v = widen(tl.load(x + base + i, mask=live[:, None] & (i < size), other=LOW), COMPUTE)
             best, where = merge(best, where, v, i, OP, OP != SUM)
     to = l1 * y_1 + l2 * y_2
