@@ -349,10 +349,9 @@ bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::ve
             p.y, item);
   else
     lay_out(p, plan, axes, {{&p.x, &gb, true}, {&p.y, &ib, false}}, p.y, item);
-  int64_t rows = 1, inputs = p.planes * p.lanes;
-  for (int a = 0; a + 1 < p.n_axes; ++a) rows *= p.axes[a].size;
-  inputs *= rows * p.axes[p.n_axes - 1].size;
-  if (inputs) execute(p, kernel_for(p, &Kernels::backward), rows, cost_of(p, item));
+  int64_t inputs = p.planes * p.lanes;
+  for (int a = 0; a < p.n_axes; ++a) inputs *= p.axes[a].size;
+  if (inputs) execute(p, kernel_for(p, &Kernels::backward), 1, cost_of(p, item));  // it counts its units itself
   return true;
 }
 
