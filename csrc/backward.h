@@ -7,6 +7,7 @@
 #include "forward.h"
 #include "kernels.h"
 #include "pick.h"
+#include "scatter.h"
 #include "spread.h"
 
 namespace ndpool {
@@ -194,7 +195,11 @@ private:
 
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
-  if (p.extra != Extra::none && PickRows<V>::serves(p)) return {PickRows<V>::prepare, PickRows<V>::run};
+  if (p.extra != Extra::none && !getenv("SC") && PickRows<V>::serves(p)) return {PickRows<V>::prepare, PickRows<V>::run};
+  if (p.extra == Extra::offset8 && Scatter<V, std::uint8_t>::serves(p))
+    return {Scatter<V, std::uint8_t>::prepare, Scatter<V, std::uint8_t>::run};
+  if (p.extra == Extra::offset32 && Scatter<V, std::int32_t>::serves(p))
+    return {Scatter<V, std::int32_t>::prepare, Scatter<V, std::int32_t>::run};
   if (p.extra == Extra::offset8) return {Gather<V, std::uint8_t>::prepare, Gather<V, std::uint8_t>::run};
   if (p.extra == Extra::offset32) return {Gather<V, std::int32_t>::prepare, Gather<V, std::int32_t>::run};
   if (SpreadRows<V>::serves(p)) return {SpreadRows<V>::prepare, SpreadRows<V>::run};

@@ -33,6 +33,23 @@ inline void add_row_axis(Problem& p) {
   }
 }
 
+// Planes whose rows of windows follow each other in both arrays, without overlap or gap, are one tall plane.
+inline void merge_planes(Problem& p) {
+  if (p.n_axes != 2 || p.n_lead == 0) return;
+  Axis& a = p.axes[0];
+  const int64_t n = p.lead_shape[p.n_lead - 1];
+  if (!a.regular() || a.step != 1 || a.origin != 0 || a.kernel != a.stride || a.size != a.out * a.stride ||
+      a.uncropped != a.kernel || p.axes[1].table_stride)
+    return;
+  for (const Array* array : {&p.x, &p.extra_array, &p.y})
+    if (array->data && array->lead[p.n_lead - 1] != array->pooled[0] * (array == &p.y ? a.size : a.out)) return;
+  a.size *= n;
+  a.out *= n;
+  a.hi = a.size;
+  p.planes /= n;
+  --p.n_lead;
+}
+
 // One window over a plane without gaps is one over a single axis.
 inline void join_axes(Problem& p) {
   int64_t by = 1, size = 1;
