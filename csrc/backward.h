@@ -195,7 +195,8 @@ private:
 
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
-  if (p.extra != Extra::none && !getenv("SC") && PickRows<V>::serves(p)) return {PickRows<V>::prepare, PickRows<V>::run};
+  if (p.extra != Extra::none && !getenv("SC") && PickRows<V>::serves(p))
+    return {PickRows<V>::prepare, PickRows<V>::run};
   if (p.extra == Extra::offset8 && Scatter<V, std::uint8_t>::serves(p))
     return {Scatter<V, std::uint8_t>::prepare, Scatter<V, std::uint8_t>::run};
   if (p.extra == Extra::offset32 && Scatter<V, std::int32_t>::serves(p))

@@ -42,7 +42,8 @@ inline void merge_planes(Problem& p) {
       a.uncropped != a.kernel || p.axes[1].table_stride)
     return;
   for (const Array* array : {&p.x, &p.extra_array, &p.y})
-    if (array->data && array->lead[p.n_lead - 1] != array->pooled[0] * (array == &p.y ? a.size : a.out)) return;
+    if (array->data && array->lead[p.n_lead - 1] != array->pooled[0] * (array == &p.y ? a.size : a.out))
+      return;
   a.size *= n;
   a.out *= n;
   a.hi = a.size;

@@ -57,9 +57,10 @@ public:
 
 private:
   PickRows(const Problem& p, char* memory, int64_t& bytes)
-      : p_(p), load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)), follow_(rows_follow<V>(p)),
-        direct_(stored_as<V>(p.y_type) && p.y.pooled[p.n_axes - 1] == sizeof(V)),
-        reads_(stored_as<V>(p.x_type) && p.x.pooled[p.n_axes - 1] == sizeof(V) && p.extra_array.pooled[p.n_axes - 1] == 1),
+      : p_(p), load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)),
+        follow_(rows_follow<V>(p)), direct_(stored_as<V>(p.y_type) && p.y.pooled[p.n_axes - 1] == sizeof(V)),
+        reads_(stored_as<V>(p.x_type) && p.x.pooled[p.n_axes - 1] == sizeof(V) &&
+               p.extra_array.pooled[p.n_axes - 1] == 1),
         grad_end_(readable_end(p, p.x, sizeof(V))), offset_end_(readable_end(p, p.extra_array, 1)),
         held_(p.tile + 2 * margin + 2 * N) {
     Scratch scratch(memory);
@@ -77,7 +78,8 @@ private:
     // The output of which the tile's first input is at the last tap but (kernel - stride)
     first_ = last.stride == 2 ? floor_div(i0 - last.origin, 2) : i0 - last.origin;
     out_ = last.out;
-    for (int64_t j = -margin; j < held_ - margin; ++j) invalid_[j] = first_ + j >= 0 && first_ + j < out_ ? C(0) : ~C(0);
+    for (int64_t j = -margin; j < held_ - margin; ++j)
+      invalid_[j] = first_ + j >= 0 && first_ + j < out_ ? C(0) : ~C(0);
     whole_ = last.kernel == 2 && last.stride == 2 && !shift_ && first_ >= 0 && 2 * (out_ - first_) >= width_;
   }
 
@@ -90,38 +92,133 @@ private:
     const int64_t y_pitch = p_.y.pooled[p_.n_axes - 2];
     char* y = walk.plane(p_.y) + tile_ * p_.y.pooled[p_.n_axes - 1];
     for (int a = 0; a + 1 < p_.n_axes; ++a) y += (a + 2 == p_.n_axes ? h0 : walk.at(a)) * p_.y.pooled[a];
-    Cover cover(rows, h0);
-    for (int64_t h = h0; h < h1; ++h, cover.next(), --left, y += y_pitch) {
+    const Place at{walk, slabs, n, h0, y, left};
+    int64_t lo = h0, hi = h0;  // rows [lo, hi) lie inside the plane and the arrays: the strip
+    if (n == 1 && follow_ && reads_ && rows.regular() && rows.step == 1 && rows.stride == 2 &&
+        last.stride == 2 && rows.kernel == last.kernel && (whole_ || last.kernel == 3)) {
+      const int64_t above = rows.kernel - 2, spilled = 1 + (width_ + 2 * N - 1) / width_;
+      int64_t qa = most(above, ceil_div(h0 - rows.origin, 2)),
+              qb = least(rows.out, floor_div(least(h1, h0 + left - spilled) - rows.origin, 2));
+      while (qa < qb && !readable(grad_at(walk, slabs[0], qa - above), offset_at(walk, slabs[0], qa - above)))
+        ++qa;
+      while (qa < qb && !readable(grad_at(walk, slabs[0], qb - 1), offset_at(walk, slabs[0], qb - 1))) --qb;
+      if (qa < qb) {
+        lo = rows.origin + 2 * qa;
+        hi = rows.origin + 2 * qb;
+        const Strip strip{reinterpret_cast<const V*>(grad_at(walk, slabs[0], qa)),
+                          reinterpret_cast<const Offset*>(offset_at(walk, slabs[0], qa)),
+                          p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(V)),
+                          p_.extra_array.pooled[p_.n_axes - 2],
+                          qb - qa,
+                          C(slabs[0].code * rows.kernel * last.kernel),
+                          reinterpret_cast<V*>(y + (lo - h0) * y_pitch)};
+        one_by_one(at, h0, lo);
+        last.kernel == 2 ? run_strip<2, 0>(strip) : shift_ ? run_strip<3, 2>(strip) : run_strip<3, 1>(strip);
+      }
+    }
+    one_by_one(at, hi, h1);
+  }
+
+  // Pairs of input rows inside a plane, which gather from one row of outputs and, for kernel 3, from the row above.
+  struct Strip {
+    const V* grad;
+    const Offset* offset;
+    int64_t grad_pitch, offset_pitch, count;
+    C code;
+    V* y;
+  };
+
+  template <int Kernel, int Mode> __attribute__((noinline)) void run_strip(const Strip& s) const {
+    const V* grad = s.grad;
+    const Offset* offset = s.offset;
+    const int64_t width = width_;
+    V* y = s.y;
+    const auto do_row = [&](auto count, const Listed* list) __attribute__((always_inline)) {
+      for (int64_t j = 0; 2 * j < width; j += N) {
+        Vn first, second;
+        block<2, Kernel, Mode, decltype(count)::value>(list, 0, j, first, second);
+        write(y + 2 * j, zip_lo(first, second));
+        if (2 * j + N < width) write(y + 2 * j + N, zip_hi(first, second));
+      }
+      y += width;
+    };
+    for (int64_t q = 0; q < s.count; ++q, grad += s.grad_pitch, offset += s.offset_pitch) {
+      const Listed above{grad - s.grad_pitch, offset - s.offset_pitch, C(s.code + 2 * Kernel)},
+          here{grad, offset, s.code}, middle{grad, offset, C(s.code + Kernel)};
+      if constexpr (Kernel == 3) {
+        const Listed list[] = {above, here};
+        do_row(std::integral_constant<int, 2>{}, list);
+      } else {
+        do_row(std::integral_constant<int, 1>{}, &here);
+      }
+      do_row(std::integral_constant<int, 1>{}, &middle);
+    }
+  }
+
+  // Where a slab of inputs is, and what it gathers from.
+  struct Place {
+    const Walk<Over::inputs>& walk;
+    const Slab* slabs;
+    int n;
+    int64_t h0;
+    char* y;
+    int64_t left;
+  };
+
+  // Input rows [from, to) of a slab, each for itself.
+  void one_by_one(const Place& s, int64_t from, int64_t to) const {
+    if (from >= to) return;
+    const Axis &rows = s.walk.axis(p_.n_axes - 2), &last = s.walk.last();
+    Cover cover(rows, from);
+    char* y = s.y + (from - s.h0) * p_.y.pooled[p_.n_axes - 2];
+    int64_t left = s.left - (from - s.h0);
+    for (int64_t h = from; h < to; ++h, cover.next(), --left, y += p_.y.pooled[p_.n_axes - 2]) {
       Listed list[most_listed];
       int m = 0;
-      for (int k = 0; k < n; ++k)
+      for (int k = 0; k < s.n; ++k)
         for (int64_t o = cover.lo; o < cover.hi; ++o)
           if (cover.holds(o)) {
-            list[m] = listed(walk, slabs[k], o, m);
-            list[m++].code = C((slabs[k].code * rows.kernel + cover.tap(o)) * last.kernel);
+            list[m] = listed(s.walk, s.slabs[k], o, m);
+            list[m++].code = C((s.slabs[k].code * rows.kernel + cover.tap(o)) * last.kernel);
           }
       if (last.stride == 1)
         last.kernel == 2 ? row<1, 2, 1>(list, m, y, left) : row<1, 3, 1>(list, m, y, left);
       else if (last.kernel == 2)
-        whole_ ? row<2, 2, 0>(list, m, y, left) : shift_ ? row<2, 2, 2>(list, m, y, left) : row<2, 2, 1>(list, m, y, left);
+        whole_   ? row<2, 2, 0>(list, m, y, left)
+        : shift_ ? row<2, 2, 2>(list, m, y, left)
+                 : row<2, 2, 1>(list, m, y, left);
       else
         shift_ ? row<2, 3, 2>(list, m, y, left) : row<2, 3, 1>(list, m, y, left);
     }
   }
 
+  const char* grad_at(const Walk<Over::inputs>& walk, const Slab& slab, int64_t o) const {
+    const int a = p_.n_axes - 1;
+    return walk.plane(p_.x) + slab.grad + o * p_.x.pooled[a - 1] + first_ * p_.x.pooled[a];
+  }
+  const char* offset_at(const Walk<Over::inputs>& walk, const Slab& slab, int64_t o) const {
+    const int a = p_.n_axes - 1;
+    return walk.plane(p_.extra_array) + slab.extra + o * p_.extra_array.pooled[a - 1] +
+           first_ * p_.extra_array.pooled[a];
+  }
+  bool readable(const char* grad, const char* offset) const {
+    const int64_t reach = width_ + 2 * N, item = sizeof(V);
+    return offset - margin >= p_.extra_array.data && offset + reach <= offset_end_ &&
+           grad - margin * item >= p_.x.data && grad + reach * item <= grad_end_;
+  }
+
   // A row of outputs that may be read a whole vector at a time, margins and all: a copy where it lies otherwise.
   Listed listed(const Walk<Over::inputs>& walk, const Slab& slab, int64_t o, int m) const {
-    const int64_t a = p_.n_axes - 1, lo = most(0, first_ - margin), hi = least(out_, first_ + held_ - 2 * margin - N);
-    const char* grad = walk.plane(p_.x) + slab.grad + o * p_.x.pooled[a - 1] + first_ * p_.x.pooled[a];
-    const char* offset = walk.plane(p_.extra_array) + slab.extra + o * p_.extra_array.pooled[a - 1] + first_ * p_.extra_array.pooled[a];
-    const int64_t reach = width_ + 2 * N;
-    if (reads_ && offset - margin >= p_.extra_array.data && offset + reach <= offset_end_ &&
-        grad - margin * int64_t(sizeof(V)) >= p_.x.data && grad + reach * int64_t(sizeof(V)) <= grad_end_)
+    const int64_t a = p_.n_axes - 1, lo = most(0, first_ - margin),
+                  hi = least(out_, first_ + held_ - 2 * margin - N);
+    const char *grad = grad_at(walk, slab, o), *offset = offset_at(walk, slab, o);
+    if (reads_ && readable(grad, offset))
       return {reinterpret_cast<const V*>(grad), reinterpret_cast<const Offset*>(offset), 0};
     V* grads = grads_ + m * held_ + margin;
     Offset* offsets = offsets_ + m * held_ + margin;
     const int64_t count = most(0, hi - lo);
-    load_({const_cast<char*>(grad) + (lo - first_) * p_.x.pooled[a], p_.x.pooled[a], p_.x.lane, count, 1}, grads + (lo - first_));
+    load_({const_cast<char*>(grad) + (lo - first_) * p_.x.pooled[a], p_.x.pooled[a], p_.x.lane, count, 1},
+          grads + (lo - first_));
     for (int64_t j = lo - first_; j < hi - first_; ++j)
       offsets[j] = Offset(offset[j * p_.extra_array.pooled[a]]);
     return {grads, offsets, 0};
@@ -139,6 +236,28 @@ private:
       row_of<Stride, Kernel, Mode, 0>(list, n, y, left);
   }
 
+  // What N inputs, or N pairs of them, gather from the outputs beginning at j.
+  template <int Stride, int Kernel, int Mode, int Count> __attribute__((always_inline)) inline void
+  block(const Listed* list, int n, int64_t j, Vn& first, Vn& second) const {
+    first = second = Vn{};
+    for (int e = 0; e < (Count ? Count : n); ++e) {
+      const auto take = [&](int64_t at, int tap, Vn& sum) __attribute__((always_inline)) {
+        Cn codes = __builtin_convertvector(read<Offset, N>(list[e].offset + at), Cn);
+        if constexpr (Mode) codes |= read<C, N>(invalid_ + at);
+        sum += codes == C(list[e].code + C(tap)) ? read<V, N>(list[e].grad + at) : Vn{};
+      };
+      if constexpr (Stride == 1) {
+        for (int t = Kernel - 1; t >= 0; --t) take(j - t, t, first);
+      } else {
+        constexpr int even = Mode == 2;  // where the even ones stand
+        Vn &evens = even ? second : first, &odds = even ? first : second;
+        if constexpr (Kernel == 3) take(j + even - 1, 2, evens);
+        take(j + even, 0, evens);
+        take(j, 1, odds);
+      }
+    }
+  }
+
   template <int Stride, int Kernel, int Mode, int Count>
   __attribute__((always_inline)) inline void row_of(const Listed* list, int n, char* y, int64_t left) const {
     const int64_t width = width_;
@@ -146,27 +265,10 @@ private:
     const bool spills = follow_ && left * width >= width + 2 * N;
     const int64_t straight = spills ? width : direct_ ? width / (Stride * N) * (Stride * N) : 0;
     V* const dst = reinterpret_cast<V*>(y);
-    if (Count) n = Count;
     for (int64_t j = 0; Stride * j < width; j += N) {
       V* const to = (Stride * j < straight ? dst : row_) + Stride * j;
-      // What the outputs at `at` with their tap here give, in the order of the list.
-      Vn first = {}, second = {};
-      for (int e = 0; e < n; ++e) {
-        const auto take = [&](int64_t at, int tap, Vn& sum) __attribute__((always_inline)) {
-          Cn codes = __builtin_convertvector(read<Offset, N>(list[e].offset + at), Cn);
-          if constexpr (Mode) codes |= read<C, N>(invalid_ + at);
-          sum += codes == C(list[e].code + C(tap)) ? read<V, N>(list[e].grad + at) : Vn{};
-        };
-        if constexpr (Stride == 1) {
-          for (int t = Kernel - 1; t >= 0; --t) take(j - t, t, first);
-        } else {
-          constexpr int even = Mode == 2;  // where the even ones stand
-          Vn &evens = even ? second : first, &odds = even ? first : second;
-          if constexpr (Kernel == 3) take(j + even - 1, 2, evens);
-          take(j + even, 0, evens);
-          take(j, 1, odds);
-        }
-      }
+      Vn first, second;
+      block<Stride, Kernel, Mode, Count>(list, n, j, first, second);
       if constexpr (Stride == 1) {
         write(to, first);
       } else {

@@ -80,7 +80,9 @@ private:
     }
   }
 
-  static int64_t start(const Axis& a, int64_t o) { return a.regular() ? a.origin + o * a.stride : a.starts[o]; }
+  static int64_t start(const Axis& a, int64_t o) {
+    return a.regular() ? a.origin + o * a.stride : a.starts[o];
+  }
 
   // The taps of window o that stand in [lo, hi), a part of the input.
   static Window part(const Axis& a, int64_t o, int64_t lo, int64_t hi) {
@@ -130,7 +132,8 @@ private:
   }
 
   // Output rows [first, beyond) of a slab, as far as they belong to input rows [h0, h1).
-  void add(const Walk<Over::inputs>& walk, const Slab& slab, int64_t first, int64_t beyond, int64_t h0, int64_t h1) {
+  void add(const Walk<Over::inputs>& walk, const Slab& slab, int64_t first, int64_t beyond, int64_t h0,
+           int64_t h1) {
     const int64_t n = outs_.hi - outs_.lo, pitch = p_.x.pooled[p_.n_axes - 2], at_once = places_room_ / n;
     for (int64_t o = first; o < beyond; o += at_once) {
       const int64_t rows = least(at_once, beyond - o);
@@ -156,7 +159,8 @@ private:
   }
 
   // Where the outputs of row o add their gradients.
-  void find(const Walk<Over::inputs>& walk, const Slab& slab, int64_t o, int64_t h0, int64_t h1, Place* places) const {
+  void find(const Walk<Over::inputs>& walk, const Slab& slab, int64_t o, int64_t h0, int64_t h1,
+            Place* places) const {
     const Axis &rows = walk.axis(p_.n_axes - 2), &last = walk.last();
     const Window w = part(rows, o, h0, h1);
     const Row row = outputs(walk, p_.extra_array, slab.extra, o);
@@ -168,22 +172,24 @@ private:
     const Place kernel = Place(last.kernel), base = Place(slab.code) * Place(rows.kernel) * kernel;
     // The codes of taps in these rows follow each other.
     const Place from = Place(w.lead) * kernel, codes = Place(w.taps) * kernel;
-    const Place first = Place((start(rows, o) - h0) * width_), down = Place(rows.step * width_), right = Place(last.step);
+    const Place first = Place((start(rows, o) - h0) * width_), down = Place(rows.step * width_),
+                right = Place(last.step);
     const bool small = rows.kernel <= 1024 && last.kernel <= 1024 && rows.kernel * last.kernel <= 1024;
     const Place inverse = Place((1 << shift) / last.kernel + 1);
     for (int64_t j = 0; j < row.n; j += L) {
       const Places code = __builtin_convertvector(read<Offset, L>(offsets + j), Places) - base;
       const Places up = small ? code * inverse >> shift : code / kernel, tap = code - up * kernel;
       const Places to = read<Place, L>(at_ + j) + first + up * down + tap * right;
-      const auto inside = (code - from < codes) & (tap - read<Place, L>(lead_ + j) < read<Place, L>(taps_ + j));
+      const auto inside =
+          (code - from < codes) & (tap - read<Place, L>(lead_ + j) < read<Place, L>(taps_ + j));
       write(places + j, inside ? to : Places{} + sink_);
     }
   }
 
   Row outputs(const Walk<Over::inputs>& walk, const Array& array, int64_t slab, int64_t o) const {
     const int64_t stride = array.pooled[p_.n_axes - 1];
-    return {walk.plane(array) + slab + o * array.pooled[p_.n_axes - 2] + outs_.lo * stride, stride, array.lane,
-            outs_.hi - outs_.lo, 1};
+    return {walk.plane(array) + slab + o * array.pooled[p_.n_axes - 2] + outs_.lo * stride, stride,
+            array.lane, outs_.hi - outs_.lo, 1};
   }
 
   const Problem& p_;

@@ -27,6 +27,7 @@ public:
 
   static void prepare(Problem& p) {
     join_axes(p);
+    merge_planes(p);
     add_row_axis(p);
     const Sizes s = sizes(p);
     set_units(p, s.tile);
@@ -61,7 +62,7 @@ private:
     s.kept = least(most(rows.out, rows.size + (rows.kernel - 1) * rows.step),
                    most(covers, band_bytes / (slabs * width * item)));
     s.held = Columns::most_of(last, s.tile) * p.lanes + 2 * N;
-    s.bytes = 3 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
+    s.bytes = 4 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
               Scratch::bytes<V>(width + 2 * N) + Scratch::bytes<Run>(s.tile);
     return s;
   }
@@ -78,7 +79,29 @@ private:
     kept_ = scratch.take<V>(most_slabs(p) * sizes_.kept * (width + N) + N);
     row_ = scratch.take<V>(width + 2 * N);
     runs_ = scratch.take<Run>(sizes_.tile);
+    valid_ = scratch.take<UnsignedLike<V>>(sizes_.held);
+    int64_t by = p.divide ? p.divisor : 1;
+    if (!by) {
+      by = 1;
+      for (int a = 0; a < p.n_axes; ++a) by *= common_share(p.axes[a]);
+    }
+    // Windows of one size are divided by when all is added up; others' gradients before.
+    uniform_ = by != 0;
+    by_all_ = V(by ? by : 1);
+    inverse_ = V(1) / by_all_;
+    exact_ =
+        by >= 0 && (by & (by - 1)) == 0;  // a power of two: to multiply is the same to the bit, and cheaper
     enter_tile();
+  }
+
+  // The share of all windows of an axis, or 0 where they differ.
+  static int64_t common_share(const Axis& a) {
+    if (a.table_stride || a.out == 0) return 0;
+    const int64_t n = share(a, 0);
+    if (a.regular()) return n == a.uncropped && share(a, a.out - 1) == n ? n : 0;
+    for (int64_t o = 1; o < a.out; ++o)
+      if (a.counts[o] != n) return 0;
+    return n;
   }
 
   // What depends on the tile and the windows of the last axis alone.
@@ -88,18 +111,25 @@ private:
     columns_ = Columns(last, tile_, walk_.tile_end());
     width_ = (walk_.tile_end() - tile_) * p_.lanes;
     for (int64_t j = 0; j < sizes_.held; ++j) padded_[j] = V(0);
-    uniform_ = true;
-    int64_t common = 0;
-    for (int64_t o = columns_.real_lo, j = 0; o < columns_.real_hi; ++o) {
-      const int64_t by = p_.divisor ? p_.divisor : most(1, share(last, o));
-      if (j == 0) common = by;
-      uniform_ &= by == common;
-      for (int64_t c = 0; c < p_.lanes; ++c) by_[j++] = V(by);
-    }
-    common_ = common;
+    for (int64_t o = columns_.real_lo, j = 0; o < columns_.real_hi; ++o)
+      for (int64_t c = 0; c < p_.lanes; ++c) by_[j++] = V(most(1, share(last, o)));
     for (int64_t j = (columns_.real_hi - columns_.real_lo) * p_.lanes, e = j + N; j < e; ++j) by_[j] = V(1);
     skip_ = last.step / std::gcd(last.step, last.stride);
     n_runs_ = 0;
+    for (int64_t j = 0; j < sizes_.held; ++j) {
+      const int64_t o = columns_.first + j;
+      valid_[j] = o >= 0 && o < last.out ? ~UnsignedLike<V>(0) : 0;
+    }
+    // The window for which there is a way of its own, if the arrays have the form for it.
+    strips_ = 0;
+    if (uniform_ && follow_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
+        p_.x.pooled[p_.n_axes - 1] == sizeof(V) && rows_.regular() && last.regular() && rows_.step == 1 &&
+        last.step == 1 && rows_.kernel == last.kernel) {
+      if (rows_.stride == 1 && last.stride == 1 && last.kernel == 3 && width_ >= N / 2) strips_ = 3;
+      if (rows_.stride == 2 && last.stride == 2 && last.kernel == 2 && rows_.origin == 0 &&
+          last.origin == 0 && last.size == 2 * last.out && rows_.size == 2 * rows_.out)
+        strips_ = 2;
+    }
     if (Columns::fixed(last) && (last.stride == 1 || p_.lanes == 1)) return;
     Cover cover(last, tile_);
     for (int64_t i = tile_; i < walk_.tile_end(); ++i, cover.next()) {
@@ -124,10 +154,90 @@ private:
     const int64_t halo = (rows_.kernel - 1) * rows_.step, piece = sizes_.kept - halo;
     if (follow_ && rows_.regular() && rows_.stride == 1 && n * rows_.kernel <= most_added &&
         piece >= least(h1 - h0, 2 * rows_.kernel)) {
-      for (; h0 < h1; h0 += piece, y += piece * width_ * int64_t(sizeof(V)), room -= piece * width_)
-        flat(slabs, n, h0, least(piece, h1 - h0), reinterpret_cast<V*>(y), room);
+      V* to = reinterpret_cast<V*>(y);
+      if (n == 1 && strips_ == 3 && readable(slabs[0], h0 - rows_.origin - 2, h1 - 1 - rows_.origin))
+        return finished([&](auto finish) {
+          width_ >= 3 * N ? three<N>(slabs[0], h0, h1, to, finish)
+                          : three<N / 2>(slabs[0], h0, h1, to, finish);
+        });
+      for (; h0 < h1; h0 += piece, to += piece * width_, room -= piece * width_)
+        flat(slabs, n, h0, least(piece, h1 - h0), to, room);
       return;
     }
+    if (n == 1 && strips_ == 2) {
+      const int64_t spilled = (width_ + N - 1) / width_, qa = ceil_div(h0, 2);
+      int64_t qb = least(h1, h0 + room / width_ - spilled) / 2;
+      while (qa < qb && !readable(slabs[0], qa, qb - 1)) --qb;
+      if (qa < qb) {
+        const int64_t step = p_.y.pooled[p_.n_axes - 2];
+        by_rows(slabs, n, h0, 2 * qa, y, room);
+        finished([&](auto finish) {
+          two(slabs[0], qa, qb, reinterpret_cast<V*>(y + (2 * qa - h0) * step), finish);
+        });
+        return by_rows(slabs, n, 2 * qb, h1, y + (2 * qb - h0) * step, room - (2 * qb - h0) * width_);
+      }
+    }
+    by_rows(slabs, n, h0, h1, y, room);
+  }
+
+  const V* grad_row(const Slab& slab, int64_t o) const {
+    return reinterpret_cast<const V*>(walk_.plane(p_.x) + slab.grad + o * p_.x.pooled[p_.n_axes - 2]);
+  }
+  // Whether rows [from, to] may be read where they lie, with a vector more at either end.
+  bool readable(const Slab& slab, int64_t from, int64_t to) const {
+    from = most(from, 0);
+    to = least(to, rows_.out - 1);
+    return reinterpret_cast<const char*>(grad_row(slab, from) + least(0, columns_.first)) >= p_.x.data &&
+           reinterpret_cast<const char*>(grad_row(slab, to) + columns_.first + width_ + 2 * N) <= end_;
+  }
+
+  // 3 x 3 windows at every position: down the rows, a block of columns at a time, in registers.
+  template <int M, class F> void three(const Slab& slab, int64_t h0, int64_t h1, V* y, F finish) const {
+    using Vm = Vec<V, M>;
+    using Um = Vec<UnsignedLike<V>, M>;
+    const int64_t pitch = p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(V)), out = rows_.out, width = width_;
+    const V* grads = grad_row(slab, 0) + columns_.first;
+    for (int64_t j = 0;;) {
+      const Um left = read<UnsignedLike<V>, M>(valid_ + j), middle = read<UnsignedLike<V>, M>(valid_ + j + 1),
+               right = read<UnsignedLike<V>, M>(valid_ + j + 2);
+      const auto masked = [](const V* at, Um mask) {
+        return reinterpret_cast<Vm>(reinterpret_cast<Um>(read<V, M>(at)) & mask);
+      };
+      const auto across = [&](int64_t o) __attribute__((always_inline)) {
+        if (o < 0 || o >= out) return Vm{};
+        const V* at = grads + o * pitch + j;
+        return masked(at, left) + masked(at + 1, middle) + masked(at + 2, right);
+      };
+      int64_t o = h0 - rows_.origin - 2;
+      Vm a = across(o), b = across(o + 1);
+      o += 2;
+      V* to = y + j;
+      for (int64_t h = h0; h < h1; ++h, ++o, to += width) {
+        const Vm c = across(o);
+        write(to, finish(a + b + c));
+        a = b;
+        b = c;
+      }
+      if (j + M >= width) return;
+      j = least(j + M, width - M);  // the last block goes over some columns once more
+    }
+  }
+
+  // 2 x 2 windows side by side.
+  template <class F> void two(const Slab& slab, int64_t qa, int64_t qb, V* y, F finish) const {
+    const int64_t pitch = p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(V)), width = width_;
+    const V* grads = grad_row(slab, qa);
+    for (int64_t q = qa; q < qb; ++q, grads += pitch)
+      for (int r = 0; r < 2; ++r, y += width)
+        for (int64_t j = 0; 2 * j < width; j += N) {
+          const Vn v = finish(read<V, N>(grads + j));
+          write(y + 2 * j, zip_lo(v, v));
+          if (2 * j + N < width) write(y + 2 * j + N, zip_hi(v, v));
+        }
+  }
+
+  void by_rows(const Slab* slabs, int n, int64_t h0, int64_t h1, char* y, int64_t room) {
+    if (h0 >= h1) return;
     const int64_t pitch = width_ + N;
     Cover cover(rows_, h0);
     int64_t done = cover.lo;
@@ -141,7 +251,7 @@ private:
         for (int64_t o = cover.lo; o < cover.hi; ++o) {
           if (!cover.holds(o)) continue;
           if (m == most_added) {
-            sum(added, m, row_, width_);
+            sum(added, m, row_, width_, false);
             added[0] = row_;
             m = 1;
           }
@@ -154,18 +264,21 @@ private:
   // Where every input row adds rows at the same distances, many of them are one long row.
   void flat(const Slab* slabs, int n, int64_t h, int64_t count, V* y, int64_t room) {
     const int64_t taps = rows_.kernel, step = rows_.step;
-    int64_t from = h - rows_.origin - (taps - 1) * step;
-    if (n == 1 && taps == 1)  // nothing to add: straight to where it belongs
-      for (; count > 0 && room >= width_ + N; --count, ++from, y += width_, room -= width_)
-        spread(slabs[0], from, y);
+    const int64_t from = h - rows_.origin - (taps - 1) * step;
+    int64_t done = 0;
+    if (early_ && n == 1 && taps == 1)  // nothing to add: straight to where it belongs
+      for (; done < count && room >= width_ + N; ++done, y += width_, room -= width_)
+        spread(slabs[0], from + done, y);
+    if (done == count) return;
     const V* added[most_added];
     int m = 0;
     for (int k = 0; k < n; ++k) {
       V* kept = kept_ + k * sizes_.kept * width_;
-      for (int64_t o = 0; o < count + (taps - 1) * step; ++o) spread(slabs[k], from + o, kept + o * width_);
+      for (int64_t o = done; o < count + (taps - 1) * step; ++o)
+        spread(slabs[k], from + o, kept + (o - done) * width_);
       for (int64_t t = 0; t < taps; ++t) added[m++] = kept + t * step * width_;
     }
-    add(added, m, reinterpret_cast<char*>(y), count * width_, room);
+    add(added, m, reinterpret_cast<char*>(y), (count - done) * width_, room);
   }
 
   // The rows' sum to where it belongs.
@@ -189,9 +302,25 @@ private:
     }
   }
 
-  static void sum(const V* const* rows, int n, V* dst, int64_t length) {
-    const auto each_vector = [&](auto value) {
-      for (int64_t j = 0; j < length; j += N) write(dst + j, value(j));
+  // Their sum; `last` says that nothing is to be added any more, so that it can be divided.
+  void sum(const V* const* rows, int n, V* dst, int64_t length, bool last = true) const {
+    if (last && !early_)
+      finished([&](auto finish) { sum_of(rows, n, dst, length, finish); });
+    else
+      sum_of(rows, n, dst, length, [](auto v) { return v; });
+  }
+
+  // Calls f with what turns sums into gradients. Adding zero leaves no negative one, as in a sum that begins at zero.
+  template <class F> void finished(F f) const {
+    if (exact_)
+      f([by = inverse_](auto v) { return v * by + V(0); });
+    else
+      f([by = by_all_](auto v) { return v / by + V(0); });
+  }
+
+  template <class F> static void sum_of(const V* const* rows, int n, V* dst, int64_t length, F finish) {
+    const auto each_vector = [&](auto value) __attribute__((always_inline)) {
+      for (int64_t j = 0; j < length; j += N) write(dst + j, finish(value(j)));
     };
     const V *a = n > 0 ? rows[0] : nullptr, *b = n > 1 ? rows[1] : nullptr, *c = n > 2 ? rows[2] : nullptr;
     if (n == 0)
@@ -200,8 +329,6 @@ private:
       each_vector([=](int64_t j) { return read<V, N>(a + j); });
     else if (n == 2)
       each_vector([=](int64_t j) { return read<V, N>(a + j) + read<V, N>(b + j); });
-    else if (n == 3)
-      each_vector([=](int64_t j) { return read<V, N>(a + j) + read<V, N>(b + j) + read<V, N>(c + j); });
     else
       each_vector([=](int64_t j) {
         Vn sum = read<V, N>(a + j) + read<V, N>(b + j) + read<V, N>(c + j);
@@ -278,22 +405,15 @@ private:
       from = raw_;
     }
     V* to = padded_ + (columns_.real_lo - columns_.first) * p_.lanes;
-    const int64_t outer = p_.divide && !p_.divisor ? most(1, slab.share * row_share(o)) : 1;
-    const auto each_vector = [&](auto value) {
-      for (int64_t j = 0; j < n; j += N) write(to + j, value(read<V, N>(from + j), j));
-    };
-    // Adding zero leaves no negative one: what a sum that starts at zero never holds.
-    const int64_t by = outer * common_;
-    const V d = V(by), inverse = V(1) / d;
-    if (!p_.divide)
-      each_vector([](Vn v, int64_t) { return v + V(0); });
-    else if (uniform_ && by > 0 && (by & (by - 1)) == 0)  // the same to the bit, and cheaper
-      each_vector([=](Vn v, int64_t) { return v * inverse + V(0); });
+    const V outer = V(uniform_ ? 1 : most(1, slab.share * row_share(o)));
+    if (early_)
+      finished([=](auto finish) {
+        for (int64_t j = 0; j < n; j += N) write(to + j, finish(read<V, N>(from + j)));
+      });
     else if (uniform_)
-      each_vector([=](Vn v, int64_t) { return v / d + V(0); });
+      for (int64_t j = 0; j < n; j += N) write(to + j, read<V, N>(from + j));
     else
-      each_vector(
-          [by_ = by_, outer](Vn v, int64_t j) { return v / (read<V, N>(by_ + j) * V(outer)) + V(0); });
+      for (int64_t j = 0; j < n; j += N) write(to + j, read<V, N>(from + j) / (read<V, N>(by_ + j) * outer));
     const int64_t rest = (columns_.first + columns_.count - columns_.real_hi) * p_.lanes;
     for (int64_t j = 0; j < rest; j += N) write(to + n + j, Vn{});
     return padded_;
@@ -311,14 +431,17 @@ private:
   const Axis& rows_;
   Sizes sizes_;
   Columns columns_{single_axis(1), 0, 1};
-  int64_t width_, tile_ = -1, common_ = 1, n_runs_ = 0,
+  int64_t width_, tile_ = -1, n_runs_ = 0,
                   skip_ = 1;  // skip: from one output that holds an input to the next
   Load<V> load_;
   Store<V> store_;
-  bool follow_, uniform_ = true;
+  bool follow_, uniform_, early_, exact_;
+  V by_all_, inverse_;
   const char* end_;
   V *padded_, *by_, *raw_, *kept_, *row_;
   Run* runs_;
+  UnsignedLike<V>* valid_;
+  int strips_ = 0;
 };
 
 }  // namespace
