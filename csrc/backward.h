@@ -6,6 +6,7 @@
 
 #include "forward.h"
 #include "kernels.h"
+#include "lanes.h"
 #include "pick.h"
 #include "scatter.h"
 #include "spread.h"
@@ -195,8 +196,8 @@ private:
 
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
-  if (p.extra != Extra::none && !getenv("SC") && PickRows<V>::serves(p))
-    return {PickRows<V>::prepare, PickRows<V>::run};
+  if (PickRows<V>::serves(p)) return {PickRows<V>::prepare, PickRows<V>::run};
+  if (PickLanes<V>::serves(p)) return {PickLanes<V>::prepare, PickLanes<V>::run};
   if (p.extra == Extra::offset8 && Scatter<V, std::uint8_t>::serves(p))
     return {Scatter<V, std::uint8_t>::prepare, Scatter<V, std::uint8_t>::run};
   if (p.extra == Extra::offset32 && Scatter<V, std::int32_t>::serves(p))

@@ -94,6 +94,12 @@ public:
     while (lo < a_.out && start(lo) + (a_.regular() ? span() : a_.counts[lo]) <= i_) ++lo;
     while (hi < a_.out && start(hi) <= i_) ++hi;
   }
+  // How many inputs from this one on the same windows hold.
+  int64_t alike() const {
+    if (a_.step != 1) return 1;
+    const int64_t ends = lo < hi ? start(lo) + (a_.regular() ? span() : a_.counts[lo]) : a_.size;
+    return least(ends, hi < a_.out ? start(hi) : a_.size) - i_;
+  }
   bool holds(int64_t o) const { return a_.step == 1 || (i_ - start(o)) % a_.step == 0; }
   int64_t tap(int64_t o) const { return a_.step == 1 ? i_ - start(o) : (i_ - start(o)) / a_.step; }
 

@@ -89,8 +89,10 @@ private:
     uniform_ = by != 0;
     by_all_ = V(by ? by : 1);
     inverse_ = V(1) / by_all_;
-    exact_ =
-        by >= 0 && (by & (by - 1)) == 0;  // a power of two: to multiply is the same to the bit, and cheaper
+    // Where no two rows of windows share an input there is less to divide before they are spread.
+    early_ = uniform_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
+    // Multiplying is cheaper; but where nothing is added up the quotient, PyTorch's too, stays what it is to the bit.
+    times_ = !early_ || most_covers(walk.last(), p.planes) > 1 || (by > 0 && (by & (by - 1)) == 0);
     enter_tile();
   }
 
@@ -200,7 +202,7 @@ private:
     for (int64_t j = 0;;) {
       const Um left = read<UnsignedLike<V>, M>(valid_ + j), middle = read<UnsignedLike<V>, M>(valid_ + j + 1),
                right = read<UnsignedLike<V>, M>(valid_ + j + 2);
-      const auto masked = [](const V* at, Um mask) {
+      const auto masked = [](const V* at, Um mask) __attribute__((always_inline)) {
         return reinterpret_cast<Vm>(reinterpret_cast<Um>(read<V, M>(at)) & mask);
       };
       const auto across = [&](int64_t o) __attribute__((always_inline)) {
@@ -241,7 +243,7 @@ private:
     const int64_t pitch = width_ + N;
     Cover cover(rows_, h0);
     int64_t done = cover.lo;
-    for (int64_t h = h0; h < h1; ++h, cover.next(), room -= width_, y += p_.y.pooled[p_.n_axes - 2]) {
+    for (int64_t h = h0; h < h1;) {
       for (done = most(done, cover.lo); done < cover.hi; ++done)
         for (int k = 0; k < n; ++k)
           spread(slabs[k], done, kept_ + (k * sizes_.kept + done % sizes_.kept) * pitch);
@@ -257,7 +259,33 @@ private:
           }
           added[m++] = kept_ + (k * sizes_.kept + o % sizes_.kept) * pitch;
         }
-      add(added, m, y, width_, room);
+      const int64_t count = least(cover.alike(), h1 - h), y_pitch = p_.y.pooled[p_.n_axes - 2];
+      if (count == 1) {
+        add(added, m, y, width_, room);
+      } else {
+        const bool ready = early_ && m == 1;
+        if (!ready) sum(added, m, row_, width_);
+        copy(ready ? added[0] : row_, y, y_pitch, count, room);
+      }
+      for (int64_t r = 0; r < count; ++r) cover.next();
+      h += count;
+      y += count * y_pitch;
+      room -= count * width_;
+    }
+  }
+
+  // One row of the gradient to `count` places.
+  void copy(const V* row, char* y, int64_t pitch, int64_t count, int64_t room) const {
+    const Row to{y, p_.y.pooled[p_.n_axes - 1], p_.y.lane, width_ / p_.lanes, p_.lanes};
+    const bool direct = stored_as<V>(p_.y_type) && to.packed(sizeof(V));
+    for (int64_t r = 0; r < count; ++r, y += pitch, room -= width_) {
+      V* dst = reinterpret_cast<V*>(y);
+      if (follow_ && room >= width_ + N)
+        for (int64_t j = 0; j < width_; j += N) write(dst + j, read<V, N>(row + j));
+      else if (direct)
+        std::memcpy(dst, row, size_t(width_) * sizeof(V));
+      else
+        store_(row, {y, to.stride, to.lane, to.n, to.lanes});
     }
   }
 
@@ -266,6 +294,18 @@ private:
     const int64_t taps = rows_.kernel, step = rows_.step;
     const int64_t from = h - rows_.origin - (taps - 1) * step;
     int64_t done = 0;
+    if (early_ && n == 1 && taps == 1 && p_.lanes == 1 && n_runs_ == 1 && stored_as<V>(p_.x_type) &&
+        columns_.count == 1 && room >= width_ + N) {  // one window over all: its gradient everywhere
+      done = least(count, (room - N) / width_);
+      finished([&](auto finish) __attribute__((always_inline)) {
+        const char* grad = reinterpret_cast<const char*>(grad_row(slabs[0], from));
+        for (int64_t r = 0; r < done; ++r, y += width_, grad += p_.x.pooled[p_.n_axes - 2]) {
+          const Vn v = Vn{} + finish(*reinterpret_cast<const V*>(grad));
+          for (int64_t j = 0; j < width_; j += N) write(y + j, v);
+        }
+      });
+      room -= done * width_;
+    }
     if (early_ && n == 1 && taps == 1)  // nothing to add: straight to where it belongs
       for (; done < count && room >= width_ + N; ++done, y += width_, room -= width_)
         spread(slabs[0], from + done, y);
@@ -312,10 +352,10 @@ private:
 
   // Calls f with what turns sums into gradients. Adding zero leaves no negative one, as in a sum that begins at zero.
   template <class F> void finished(F f) const {
-    if (exact_)
-      f([by = inverse_](auto v) { return v * by + V(0); });
+    if (times_)
+      f([by = inverse_](auto v) __attribute__((always_inline)) { return v * by + V(0); });
     else
-      f([by = by_all_](auto v) { return v / by + V(0); });
+      f([by = by_all_](auto v) __attribute__((always_inline)) { return v / by + V(0); });
   }
 
   template <class F> static void sum_of(const V* const* rows, int n, V* dst, int64_t length, F finish) {
@@ -435,7 +475,7 @@ private:
                   skip_ = 1;  // skip: from one output that holds an input to the next
   Load<V> load_;
   Store<V> store_;
-  bool follow_, uniform_, early_, exact_;
+  bool follow_, uniform_, early_, times_;
   V by_all_, inverse_;
   const char* end_;
   V *padded_, *by_, *raw_, *kept_, *row_;
