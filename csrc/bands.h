@@ -235,6 +235,13 @@ template <class V> inline V zip_hi(V a, V b) {
              std::integral_constant<int, length_of<V> / 2>{});
 }
 
+// N small integers as wide ones. (Not by `read`: few of them are no vector.)
+template <class To, int N, class From> inline Vec<To, N> widened(const From* p) {
+  Vec<From, N> v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return __builtin_convertvector(v, Vec<To, N>);
+}
+
 // Up to a multiple of a vector's lanes.
 template <class V> constexpr int64_t whole_vectors(int64_t n) {
   return (n + wide<V> - 1) / wide<V> * wide<V>;

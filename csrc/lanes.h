@@ -101,14 +101,19 @@ private:
   template <int Count> static void gather(const Listed* list, int n, V* to, int64_t lanes) {
     if (Count) n = Count;
     int64_t c = 0;
-    for (; c + N <= lanes; c += N) {
-      Vn sum = {};
+    const auto block = [&](auto vectors) __attribute__((always_inline)) {
+      constexpr int U = decltype(vectors)::value;
+      Vn sums[U] = {};
       for (int e = 0; e < n; ++e)
-        sum += __builtin_convertvector(read<Offset, N>(list[e].offset + c), Vec<C, N>) == list[e].code
-                   ? read<V, N>(list[e].grad + c)
-                   : Vn{};
-      write(to + c, sum);
-    }
+        for (int u = 0; u < U; ++u)
+          sums[u] += widened<C, N>(list[e].offset + c + u * N) == list[e].code
+                         ? read<V, N>(list[e].grad + c + u * N)
+                         : Vn{};
+      for (int u = 0; u < U; ++u) write(to + c + u * N, sums[u]);
+      c += U * N;
+    };
+    while (c + 4 * N <= lanes) block(std::integral_constant<int, 4>{});
+    while (c + N <= lanes) block(std::integral_constant<int, 1>{});
     for (; c < lanes; ++c) {
       V sum = V(0);
       for (int e = 0; e < n; ++e) sum += list[e].offset[c] == list[e].code ? list[e].grad[c] : V(0);

@@ -14,7 +14,8 @@ template <class V> class PickRows {
   using C = UnsignedLike<V>;
   using Cn = Vec<C, N>;
   using Offset = std::uint8_t;
-  static constexpr int most_listed = 16, margin = 4;  // rows around an input; outputs read beside a row
+  static constexpr int most_listed = 16,
+                       margin = 4;  // rows around an input; outputs read beside a row
   static constexpr int64_t widest_tile = 1 << 12;
 
   // A row of outputs that holds the input row: its gradients and offsets, and the code of its first tap there.
@@ -38,8 +39,8 @@ public:
     merge_planes(p);
     add_row_axis(p);
     set_units(p, widest_tile);
-    p.scratch = 0;
-    PickRows(p, nullptr, p.scratch);
+    char begin;  // only what is taken is of interest
+    PickRows(p, &begin, p.scratch);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -93,18 +94,20 @@ private:
     char* y = walk.plane(p_.y) + tile_ * p_.y.pooled[p_.n_axes - 1];
     for (int a = 0; a + 1 < p_.n_axes; ++a) y += (a + 2 == p_.n_axes ? h0 : walk.at(a)) * p_.y.pooled[a];
     const Place at{walk, slabs, n, h0, y, left};
-    int64_t lo = h0, hi = h0;  // rows [lo, hi) lie inside the plane and the arrays: the strip
-    if (n == 1 && follow_ && reads_ && rows.regular() && rows.step == 1 && rows.stride == 2 &&
-        last.stride == 2 && rows.kernel == last.kernel && (whole_ || last.kernel == 3)) {
-      const int64_t above = rows.kernel - 2, spilled = 1 + (width_ + 2 * N - 1) / width_;
-      int64_t qa = most(above, ceil_div(h0 - rows.origin, 2)),
-              qb = least(rows.out, floor_div(least(h1, h0 + left - spilled) - rows.origin, 2));
+    int64_t lo = h0,
+            hi = h0;  // rows [lo, hi) lie inside the plane and the arrays: the strip
+    const int64_t stride = last.stride, above = (rows.kernel - 1) / stride;
+    if (n == 1 && follow_ && reads_ && rows.regular() && rows.step == 1 && rows.stride == stride &&
+        rows.kernel == last.kernel && (whole_ || last.kernel == 3)) {
+      const int64_t spilled = 1 + (width_ + 2 * N - 1) / width_;
+      int64_t qa = most(above, ceil_div(h0 - rows.origin, stride)),
+              qb = least(rows.out, floor_div(least(h1, h0 + left - spilled) - rows.origin, stride));
       while (qa < qb && !readable(grad_at(walk, slabs[0], qa - above), offset_at(walk, slabs[0], qa - above)))
         ++qa;
       while (qa < qb && !readable(grad_at(walk, slabs[0], qb - 1), offset_at(walk, slabs[0], qb - 1))) --qb;
       if (qa < qb) {
-        lo = rows.origin + 2 * qa;
-        hi = rows.origin + 2 * qb;
+        lo = rows.origin + stride * qa;
+        hi = rows.origin + stride * qb;
         const Strip strip{reinterpret_cast<const V*>(grad_at(walk, slabs[0], qa)),
                           reinterpret_cast<const Offset*>(offset_at(walk, slabs[0], qa)),
                           p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(V)),
@@ -113,13 +116,18 @@ private:
                           C(slabs[0].code * rows.kernel * last.kernel),
                           reinterpret_cast<V*>(y + (lo - h0) * y_pitch)};
         one_by_one(at, h0, lo);
-        last.kernel == 2 ? run_strip<2, 0>(strip) : shift_ ? run_strip<3, 2>(strip) : run_strip<3, 1>(strip);
+        if (stride == 1)
+          run_strip<1, 3, 1>(strip);
+        else
+          last.kernel == 2 ? run_strip<2, 2, 0>(strip)
+          : shift_         ? run_strip<2, 3, 2>(strip)
+                           : run_strip<2, 3, 1>(strip);
       }
     }
     one_by_one(at, hi, h1);
   }
 
-  // Pairs of input rows inside a plane, which gather from one row of outputs and, for kernel 3, from the row above.
+  // Input rows inside a plane: `stride` of them for each row of outputs, gathering from it and from those above.
   struct Strip {
     const V* grad;
     const Offset* offset;
@@ -128,30 +136,35 @@ private:
     V* y;
   };
 
-  template <int Kernel, int Mode> __attribute__((noinline)) void run_strip(const Strip& s) const {
+  template <int Stride, int Kernel, int Mode> __attribute__((noinline)) void run_strip(const Strip& s) const {
     const V* grad = s.grad;
     const Offset* offset = s.offset;
     const int64_t width = width_;
     V* y = s.y;
-    const auto do_row = [&](auto count, const Listed* list) __attribute__((always_inline)) {
-      for (int64_t j = 0; 2 * j < width; j += N) {
+    // The row at distance `residue` from row q of the outputs: that row and those above which still hold it.
+    const auto do_row = [&](auto residue) __attribute__((always_inline)) {
+      constexpr int first_tap = decltype(residue)::value, count = (Kernel - 1 - first_tap) / Stride + 1;
+      Listed list[count];
+      for (int e = 0; e < count; ++e) {
+        const int up = count - 1 - e;
+        list[e] = {grad - up * s.grad_pitch, offset - up * s.offset_pitch,
+                   C(s.code + C((first_tap + up * Stride) * Kernel))};
+      }
+      for (int64_t j = 0; Stride * j < width; j += N) {
         Vn first, second;
-        block<2, Kernel, Mode, decltype(count)::value>(list, 0, j, first, second);
-        write(y + 2 * j, zip_lo(first, second));
-        if (2 * j + N < width) write(y + 2 * j + N, zip_hi(first, second));
+        block<Stride, Kernel, Mode, count>(list, 0, j, first, second);
+        if constexpr (Stride == 1) {
+          write(y + j, first);
+        } else {
+          write(y + 2 * j, zip_lo(first, second));
+          if (2 * j + N < width) write(y + 2 * j + N, zip_hi(first, second));
+        }
       }
       y += width;
     };
     for (int64_t q = 0; q < s.count; ++q, grad += s.grad_pitch, offset += s.offset_pitch) {
-      const Listed above{grad - s.grad_pitch, offset - s.offset_pitch, C(s.code + 2 * Kernel)},
-          here{grad, offset, s.code}, middle{grad, offset, C(s.code + Kernel)};
-      if constexpr (Kernel == 3) {
-        const Listed list[] = {above, here};
-        do_row(std::integral_constant<int, 2>{}, list);
-      } else {
-        do_row(std::integral_constant<int, 1>{}, &here);
-      }
-      do_row(std::integral_constant<int, 1>{}, &middle);
+      do_row(std::integral_constant<int, 0>{});
+      if constexpr (Stride == 2) do_row(std::integral_constant<int, 1>{});
     }
   }
 
@@ -242,7 +255,7 @@ private:
     first = second = Vn{};
     for (int e = 0; e < (Count ? Count : n); ++e) {
       const auto take = [&](int64_t at, int tap, Vn& sum) __attribute__((always_inline)) {
-        Cn codes = __builtin_convertvector(read<Offset, N>(list[e].offset + at), Cn);
+        Cn codes = widened<C, N>(list[e].offset + at);
         if constexpr (Mode) codes |= read<C, N>(invalid_ + at);
         sum += codes == C(list[e].code + C(tap)) ? read<V, N>(list[e].grad + at) : Vn{};
       };

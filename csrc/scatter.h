@@ -13,7 +13,9 @@ template <class V, class Offset> class Scatter {
   using Place = std::uint32_t;
   static constexpr int L = wide<Place>;
   using Places = Vec<Place, L>;
-  static constexpr int64_t widest_tile = 1 << 11, piece_size = 1 << 12;  // elements
+  static constexpr int64_t widest_tile = 1 << 11,
+                           piece_size = 1 << 12;  // elements
+  static constexpr int together = 4;              // small planes worked on in turn
   static constexpr int shift = 22;  // a product and a shift divide codes below 1024 by the taps of a row
 
 public:
@@ -24,9 +26,10 @@ public:
   static void prepare(Problem& p) {
     add_row_axis(p);
     set_units(p, widest_tile);
-    Scratch scratch(nullptr);
+    char begin;  // only what is taken is of interest
+    Scratch scratch(&begin);
     Scatter(p, scratch);
-    p.scratch = reinterpret_cast<char*>(scratch.take<char>(0)) - static_cast<char*>(nullptr);
+    p.scratch = scratch.take<char>(0) - &begin;
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -41,6 +44,7 @@ public:
       unit += h1 - h0;
       if (unit < end) walk.next_slab();
     }
+    worker.flush();
   }
 
 private:
@@ -52,17 +56,23 @@ private:
     piece_rows_ = most(1, least(rows.size, piece_size / p.tile));
     sink_ = Place(piece_rows_ * p.tile);
     places_room_ = most(last.out, least(last.out * rows.out, piece_size));
-    piece_ = scratch.take<V>(sink_ + 1);
-    places_ = scratch.take<Place>(places_room_ + L);
+    for (Plane& plane : planes_) {
+      plane.piece = scratch.take<V>(sink_ + 1);
+      plane.places = scratch.take<Place>(places_room_ + L);
+    }
+    piece_ = planes_[0].piece;
+    places_ = planes_[0].places;
     at_ = scratch.take<Place>(last.out + L);
     lead_ = scratch.take<Place>(last.out + L);
     taps_ = scratch.take<Place>(last.out + L);
     raw_ = scratch.take<V>(last.out);
+    laid_out_ = scratch.take<Place>(5 * (places_room_ + L));
     offsets_ = reinterpret_cast<Offset*>(scratch.take<std::int32_t>(last.out + L));
   }
 
   void clear() {
-    for (int64_t j = 0; j <= int64_t(sink_); ++j) piece_[j] = V(0);
+    for (const Plane& plane : planes_)
+      for (int64_t j = 0; j <= int64_t(sink_); ++j) plane.piece[j] = V(0);
     const int64_t n = p_.axes[p_.n_axes - 1].out + L;
     for (int64_t j = 0; j < n; ++j) at_[j] = lead_[j] = taps_[j] = 0, offsets_[j] = 0;
   }
@@ -93,31 +103,36 @@ private:
 
   void slab(const Walk<Over::inputs>& walk, int64_t h0, int64_t h1) {
     const Axis &rows = walk.axis(p_.n_axes - 2), &last = walk.last();
-    if (walk.tile_begin() != tile_ || last.table_stride) enter_tile(last, walk.tile_begin(), walk.tile_end());
+    if (walk.tile_begin() != tile_ || last.table_stride) {
+      enter_tile(last, walk.tile_begin(), walk.tile_end());
+      lay_out_plane(walk);
+    }
     Slab slabs[max_slabs];
     const int n = slabs_around(p_, walk, slabs);
     const int64_t y_pitch = p_.y.pooled[p_.n_axes - 2], y_stride = p_.y.pooled[p_.n_axes - 1];
     char* y = walk.plane(p_.y) + tile_ * y_stride;
     for (int a = 0; a + 1 < p_.n_axes; ++a) y += (a + 2 == p_.n_axes ? h0 : walk.at(a)) * p_.y.pooled[a];
+    if (plane_ && n == 1 && h1 - h0 == rows.size && find_plane(walk, slabs[0], y)) return;
+    flush();
     for (; h0 < h1; h0 += piece_rows_, y += piece_rows_ * y_pitch) {
-      const int64_t end = least(h1, h0 + piece_rows_), count = end - h0;
+      const int64_t end = least(h1, h0 + piece_rows_);
       const int64_t first = Cover(rows, h0).lo, beyond = Cover(rows, end - 1).hi;
       for (int k = 0; k < n && outs_.lo < outs_.hi; ++k) add(walk, slabs[k], first, beyond, h0, end);
-      if (direct_ && y_pitch == width_ * int64_t(sizeof(V))) {
-        move_out(piece_, y, count * width_);
-      } else {
-        for (int64_t h = 0; h < count; ++h) {
-          V* from = piece_ + h * width_;
-          char* to = y + h * y_pitch;
-          if (!direct_) store_(from, {to, y_stride, p_.y.lane, width_, 1});
-          move_out(from, direct_ ? to : reinterpret_cast<char*>(from), width_);
-        }
-      }
+      move_out(piece_, y, end - h0);
+    }
+  }
+
+  void move_out(V* piece, char* y, int64_t rows) const {
+    const int64_t y_pitch = p_.y.pooled[p_.n_axes - 2], y_stride = p_.y.pooled[p_.n_axes - 1];
+    if (direct_ && y_pitch == width_ * int64_t(sizeof(V))) return move_row(piece, y, rows * width_);
+    for (int64_t h = 0; h < rows; ++h, piece += width_, y += y_pitch) {
+      if (!direct_) store_(piece, {y, y_stride, p_.y.lane, width_, 1});
+      move_row(piece, direct_ ? y : reinterpret_cast<char*>(piece), width_);
     }
   }
 
   // The sums of a piece to where they belong; zeros stay behind.
-  static void move_out(V* from, char* to, int64_t n) {
+  static void move_row(V* from, char* to, int64_t n) {
     constexpr int N = wide<V>;
     V* y = reinterpret_cast<V*>(to);
     int64_t j = 0;
@@ -141,20 +156,88 @@ private:
       const Row grads = outputs(walk, p_.x, slab.grad, o);
       const bool packed = stored_as<V>(p_.x_type) && grads.packed(sizeof(V));
       if (packed && (rows == 1 || pitch == n * int64_t(sizeof(V)))) {
-        add_row(reinterpret_cast<const V*>(grads.data), places_, rows * n);
+        add_row(piece_, reinterpret_cast<const V*>(grads.data), places_, rows * n);
         continue;
       }
       for (int64_t r = 0; r < rows; ++r) {
         Row row = grads;
         row.data += r * pitch;
         if (!packed) load_(row, raw_);
-        add_row(packed ? reinterpret_cast<const V*>(row.data) : raw_, places_ + r * n, n);
+        add_row(piece_, packed ? reinterpret_cast<const V*>(row.data) : raw_, places_ + r * n, n);
       }
     }
   }
 
-  void add_row(const V* grad, const Place* places, int64_t n) const {
-    V* piece = piece_;
+  // A small plane's sums, a chain of adds to few places: they are kept back until several can be done in turn.
+  struct Plane {
+    V* piece;
+    Place* places;
+    const V* grad;
+    char* y;
+  };
+
+  // A whole small plane at once, if its rows follow each other: what `find` needs was laid out for all of it.
+  bool find_plane(const Walk<Over::inputs>& walk, const Slab& slab, char* y) {
+    const Row grads = outputs(walk, p_.x, slab.grad, 0), extra = outputs(walk, p_.extra_array, slab.extra, 0);
+    if (extra.data + (plane_size_ + L) * int64_t(sizeof(Offset)) > end_) return false;
+    Plane& plane = planes_[waiting_];
+    plane.grad = reinterpret_cast<const V*>(grads.data);
+    plane.y = y;
+    places_of(walk, slab, reinterpret_cast<const Offset*>(extra.data), plane_size_, plane.places,
+              [laid_out = plane_](int64_t j) __attribute__((always_inline)) {
+                const Place* at = laid_out + j / L * 5 * L;
+                return Bounds{read<Place, L>(at), read<Place, L>(at + L), read<Place, L>(at + 2 * L),
+                              read<Place, L>(at + 3 * L), read<Place, L>(at + 4 * L)};
+              });
+    if (++waiting_ == together) flush();
+    return true;
+  }
+
+  void flush() {
+    if (waiting_ == together) {
+      const Plane a = planes_[0], b = planes_[1], c = planes_[2], d = planes_[3];
+      for (int64_t j = 0; j < plane_size_; ++j) {
+        a.piece[a.places[j]] += a.grad[j];
+        b.piece[b.places[j]] += b.grad[j];
+        c.piece[c.places[j]] += c.grad[j];
+        d.piece[d.places[j]] += d.grad[j];
+      }
+    } else {
+      for (int k = 0; k < waiting_; ++k)
+        add_row(planes_[k].piece, planes_[k].grad, planes_[k].places, plane_size_);
+    }
+    for (int k = 0; k < waiting_; ++k) move_out(planes_[k].piece, planes_[k].y, piece_rows_);
+    waiting_ = 0;
+  }
+
+  void lay_out_plane(const Walk<Over::inputs>& walk) {
+    const Axis& rows = walk.axis(p_.n_axes - 2);
+    const int64_t a = p_.n_axes - 1, n = outs_.hi;
+    plane_ = nullptr;
+    if (rows.table_stride || walk.last().table_stride || outs_.lo || width_ != walk.last().size ||
+        piece_rows_ != rows.size || rows.out * n > places_room_ || !stored_as<V>(p_.x_type) ||
+        p_.x.pooled[a] != sizeof(V) || p_.x.pooled[a - 1] != n * int64_t(sizeof(V)) ||
+        p_.extra_array.pooled[a] != sizeof(Offset) ||
+        p_.extra_array.pooled[a - 1] != n * int64_t(sizeof(Offset)))
+      return;
+    plane_ = laid_out_;
+    plane_size_ = rows.out * n;
+    plane_size_ = rows.out * n;
+    const Place kernel = Place(walk.last().kernel);
+    for (int64_t o = 0, j = 0; o < rows.out; ++o) {
+      const Window w = part(rows, o, 0, rows.size);
+      for (int64_t c = 0; c < n; ++c, ++j) {
+        Place* at = plane_ + j / L * 5 * L + j % L;
+        at[0] = Place(start(rows, o) * width_) + at_[c];
+        at[L] = Place(w.lead) * kernel;
+        at[2 * L] = Place(w.taps) * kernel;
+        at[3 * L] = lead_[c];
+        at[4 * L] = taps_[c];
+      }
+    }
+  }
+
+  static void add_row(V* piece, const V* grad, const Place* places, int64_t n) {
     for (int64_t j = 0; j < n; ++j) piece[places[j]] += grad[j];
   }
 
@@ -169,20 +252,34 @@ private:
       each<Offset>(row, [this](Offset& offset, int64_t j) { offsets_[j] = offset; });
       offsets = offsets_;
     }
+    const int64_t first = (start(rows, o) - h0) * width_;
+    places_of(walk, slab, offsets, row.n, places, [=, this](int64_t j) __attribute__((always_inline)) {
+      const Place kernel = Place(last.kernel);
+      // The codes of taps in these rows follow each other.
+      return Bounds{read<Place, L>(at_ + j) + Place(first), Places{} + Place(w.lead) * kernel,
+                    Places{} + Place(w.taps) * kernel, read<Place, L>(lead_ + j), read<Place, L>(taps_ + j)};
+    });
+  }
+
+  // Of L outputs: where their first nominal taps stand, and which codes and which taps of the last axis they may
+  // have.
+  struct Bounds {
+    Places at, from, codes, lead, taps;
+  };
+
+  template <class F> void places_of(const Walk<Over::inputs>& walk, const Slab& slab, const Offset* offsets,
+                                    int64_t n, Place* places, F bounds) const {
+    const Axis &rows = walk.axis(p_.n_axes - 2), &last = walk.last();
     const Place kernel = Place(last.kernel), base = Place(slab.code) * Place(rows.kernel) * kernel;
-    // The codes of taps in these rows follow each other.
-    const Place from = Place(w.lead) * kernel, codes = Place(w.taps) * kernel;
-    const Place first = Place((start(rows, o) - h0) * width_), down = Place(rows.step * width_),
-                right = Place(last.step);
+    const Place down = Place(rows.step * width_), right = Place(last.step), sink = sink_;
     const bool small = rows.kernel <= 1024 && last.kernel <= 1024 && rows.kernel * last.kernel <= 1024;
     const Place inverse = Place((1 << shift) / last.kernel + 1);
-    for (int64_t j = 0; j < row.n; j += L) {
-      const Places code = __builtin_convertvector(read<Offset, L>(offsets + j), Places) - base;
+    for (int64_t j = 0; j < n; j += L) {
+      const Bounds b = bounds(j);
+      const Places code = widened<Place, L>(offsets + j) - base;
       const Places up = small ? code * inverse >> shift : code / kernel, tap = code - up * kernel;
-      const Places to = read<Place, L>(at_ + j) + first + up * down + tap * right;
-      const auto inside =
-          (code - from < codes) & (tap - read<Place, L>(lead_ + j) < read<Place, L>(taps_ + j));
-      write(places + j, inside ? to : Places{} + sink_);
+      const auto inside = (code - b.from < b.codes) & (tap - b.lead < b.taps);
+      write(places + j, inside ? b.at + up * down + tap * right : Places{} + sink);
     }
   }
 
@@ -199,9 +296,12 @@ private:
   const char* end_;
   int64_t tile_ = -1, width_ = 0, piece_rows_, places_room_;
   Range outs_{0, 0};  // outputs that reach the tile
-  Place sink_, *places_, *at_, *lead_, *taps_;
+  Place sink_, *places_, *at_, *lead_, *taps_, *laid_out_, *plane_ = nullptr;
   V *piece_, *raw_;
   Offset* offsets_;
+  Plane planes_[together];
+  int waiting_ = 0;
+  int64_t plane_size_ = 0;
 };
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace ndpool {
 namespace {
 
 template <class V> class SpreadRows {
-  static constexpr int N = wide<V>;
+  static constexpr int N = wide<V>, M = vector_bytes > 16 ? N / 2 : N;  // M: for short rows
   using Vn = Vec<V, N>;
   static constexpr int most_added = 16;  // rows at a time
 
@@ -127,7 +127,7 @@ private:
     if (uniform_ && follow_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
         p_.x.pooled[p_.n_axes - 1] == sizeof(V) && rows_.regular() && last.regular() && rows_.step == 1 &&
         last.step == 1 && rows_.kernel == last.kernel) {
-      if (rows_.stride == 1 && last.stride == 1 && last.kernel == 3 && width_ >= N / 2) strips_ = 3;
+      if (rows_.stride == 1 && last.stride == 1 && last.kernel == 3 && width_ >= M) strips_ = 3;
       if (rows_.stride == 2 && last.stride == 2 && last.kernel == 2 && rows_.origin == 0 &&
           last.origin == 0 && last.size == 2 * last.out && rows_.size == 2 * rows_.out)
         strips_ = 2;
@@ -159,8 +159,7 @@ private:
       V* to = reinterpret_cast<V*>(y);
       if (n == 1 && strips_ == 3 && readable(slabs[0], h0 - rows_.origin - 2, h1 - 1 - rows_.origin))
         return finished([&](auto finish) {
-          width_ >= 3 * N ? three<N>(slabs[0], h0, h1, to, finish)
-                          : three<N / 2>(slabs[0], h0, h1, to, finish);
+          width_ >= 3 * N ? three<N>(slabs[0], h0, h1, to, finish) : three<M>(slabs[0], h0, h1, to, finish);
         });
       for (; h0 < h1; h0 += piece, to += piece * width_, room -= piece * width_)
         flat(slabs, n, h0, least(piece, h1 - h0), to, room);
@@ -194,16 +193,17 @@ private:
   }
 
   // 3 x 3 windows at every position: down the rows, a block of columns at a time, in registers.
-  template <int M, class F> void three(const Slab& slab, int64_t h0, int64_t h1, V* y, F finish) const {
-    using Vm = Vec<V, M>;
-    using Um = Vec<UnsignedLike<V>, M>;
+  template <int Width, class F> void three(const Slab& slab, int64_t h0, int64_t h1, V* y, F finish) const {
+    using Vm = Vec<V, Width>;
+    using Um = Vec<UnsignedLike<V>, Width>;
     const int64_t pitch = p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(V)), out = rows_.out, width = width_;
     const V* grads = grad_row(slab, 0) + columns_.first;
     for (int64_t j = 0;;) {
-      const Um left = read<UnsignedLike<V>, M>(valid_ + j), middle = read<UnsignedLike<V>, M>(valid_ + j + 1),
-               right = read<UnsignedLike<V>, M>(valid_ + j + 2);
+      const Um left = read<UnsignedLike<V>, Width>(valid_ + j),
+               middle = read<UnsignedLike<V>, Width>(valid_ + j + 1),
+               right = read<UnsignedLike<V>, Width>(valid_ + j + 2);
       const auto masked = [](const V* at, Um mask) __attribute__((always_inline)) {
-        return reinterpret_cast<Vm>(reinterpret_cast<Um>(read<V, M>(at)) & mask);
+        return reinterpret_cast<Vm>(reinterpret_cast<Um>(read<V, Width>(at)) & mask);
       };
       const auto across = [&](int64_t o) __attribute__((always_inline)) {
         if (o < 0 || o >= out) return Vm{};
@@ -220,8 +220,8 @@ private:
         a = b;
         b = c;
       }
-      if (j + M >= width) return;
-      j = least(j + M, width - M);  // the last block goes over some columns once more
+      if (j + Width >= width) return;
+      j = least(j + Width, width - Width);  // the last block goes over some columns once more
     }
   }
 
