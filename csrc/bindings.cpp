@@ -351,7 +351,8 @@ bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::ve
     lay_out(p, plan, axes, {{&p.x, &gb, true}, {&p.y, &ib, false}}, p.y, item);
   int64_t inputs = p.planes * p.lanes;
   for (int a = 0; a < p.n_axes; ++a) inputs *= p.axes[a].size;
-  if (inputs) execute(p, kernel_for(p, &Kernels::backward), 1, cost_of(p, item));  // it counts its units itself
+  // These engines count their rows themselves.
+  if (inputs) execute(p, kernel_for(p, &Kernels::backward), 1, cost_of(p, item));
   return true;
 }
 
