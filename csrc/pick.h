@@ -59,7 +59,8 @@ public:
 private:
   PickRows(const Problem& p, char* memory, int64_t& bytes)
       : p_(p), load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)),
-        follow_(rows_follow<V>(p)), direct_(stored_as<V>(p.y_type) && p.y.pooled[p.n_axes - 1] == sizeof(V)),
+        follow_(rows_follow<V>(p)),
+        direct_(follow_ || (stored_as<V>(p.y_type) && p.y.pooled[p.n_axes - 1] == sizeof(V))),
         reads_(stored_as<V>(p.x_type) && p.x.pooled[p.n_axes - 1] == sizeof(V) &&
                p.extra_array.pooled[p.n_axes - 1] == 1),
         grad_end_(readable_end(p, p.x, sizeof(V))), offset_end_(readable_end(p, p.extra_array, 1)),

@@ -294,8 +294,9 @@ private:
     const int64_t taps = rows_.kernel, step = rows_.step;
     const int64_t from = h - rows_.origin - (taps - 1) * step;
     int64_t done = 0;
-    if (early_ && n == 1 && taps == 1 && p_.lanes == 1 && n_runs_ == 1 && stored_as<V>(p_.x_type) &&
-        columns_.count == 1 && room >= width_ + N) {  // one window over all: its gradient everywhere
+    if (early_ && n == 1 && taps == 1 && p_.lanes == 1 && stored_as<V>(p_.x_type) && walk_.last().out == 1 &&
+        n_runs_ == 1 && runs_[0].n == 1 && from >= 0 && from + count <= rows_.out && room >= width_ + N) {
+      // One window over all: its gradient everywhere.
       done = least(count, (room - N) / width_);
       finished([&](auto finish) __attribute__((always_inline)) {
         const char* grad = reinterpret_cast<const char*>(grad_row(slabs[0], from));
@@ -325,7 +326,7 @@ private:
   void add(const V* const* rows, int n, char* y, int64_t length, int64_t room) {
     const int64_t stride = p_.y.pooled[p_.n_axes - 1];
     const Row to{y, stride, p_.y.lane, length / p_.lanes, p_.lanes};
-    if (stored_as<V>(p_.y_type) && to.packed(sizeof(V))) {
+    if (follow_ || (stored_as<V>(p_.y_type) && to.packed(sizeof(V)))) {
       V* dst = reinterpret_cast<V*>(y);
       if (follow_ && whole_vectors<V>(length) <= room) return sum(rows, n, dst, length);
       const int64_t whole = length / N * N;
