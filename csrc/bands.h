@@ -235,11 +235,23 @@ template <class V> inline V zip_hi(V a, V b) {
              std::integral_constant<int, length_of<V> / 2>{});
 }
 
-// N small integers as wide ones. (Not by `read`: few of them are no vector.)
+// N small integers as wide ones. Fewer bytes than `read` can hold in a register are widened by interleaving with
+// zeros: the compiler would go through them one by one.
 template <class To, int N, class From> inline Vec<To, N> widened(const From* p) {
-  Vec<From, N> v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return __builtin_convertvector(v, Vec<To, N>);
+  if constexpr (N * sizeof(From) >= 8) {
+    return __builtin_convertvector(read<From, N>(p), Vec<To, N>);
+  } else {
+    static_assert(sizeof(From) == 1);
+    UnsignedLike<Vec<From, N>> bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    const auto bytes = reinterpret_cast<Vec<std::uint8_t, 16>>(Vec<std::uint64_t, 2>{bits});
+    const auto pairs = reinterpret_cast<Vec<std::uint16_t, 8>>(zip_lo(bytes, Vec<std::uint8_t, 16>{}));
+    const auto words = reinterpret_cast<Vec<std::uint32_t, 4>>(zip_lo(pairs, Vec<std::uint16_t, 8>{}));
+    if constexpr (N == 4)
+      return __builtin_convertvector(words, Vec<To, 4>);
+    else
+      return reinterpret_cast<Vec<To, N>>(zip_lo(words, Vec<std::uint32_t, 4>{}));
+  }
 }
 
 // Up to a multiple of a vector's lanes.
