@@ -5,6 +5,11 @@
 #pragma once
 
 #include "forward.h"
+#include "kernels.h"
+#include "pick.h"
+#include "pick_lanes.h"
+#include "scatter.h"
+#include "spread.h"
 
 namespace ndpool {
 namespace {
@@ -34,7 +39,7 @@ template <class V, class Offset> struct Gather {
 
   static void prepare(Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    set_tiles(p, 4 * p.lanes * int64_t(sizeof(V)), last.size);
+    set_units(p, most(least_tile, tile_bytes / most(1, 4 * p.lanes * int64_t(sizeof(V)))));
     const int64_t gathered = residues(last) * (p.tile / residues(last) + 2) * p.lanes;
     const int64_t grads = reach(last, p.tile) * p.lanes;
     p.scratch = RowSet::bytes(p) + Scratch::bytes<V>(gathered) + 2 * Scratch::bytes<V>(grads) +
@@ -188,6 +193,20 @@ private:
     }
   }
 };
+
+// The engine for a problem whose gradients add up in V.
+template <class V> Kernel backward_kernel(const Problem& p) {
+  if (PickRows<V>::serves(p)) return {PickRows<V>::prepare, PickRows<V>::run};
+  if (PickLanes<V>::serves(p)) return {PickLanes<V>::prepare, PickLanes<V>::run};
+  if (p.extra == Extra::offset8 && Scatter<V, std::uint8_t>::serves(p))
+    return {Scatter<V, std::uint8_t>::prepare, Scatter<V, std::uint8_t>::run};
+  if (p.extra == Extra::offset32 && Scatter<V, std::int32_t>::serves(p))
+    return {Scatter<V, std::int32_t>::prepare, Scatter<V, std::int32_t>::run};
+  if (p.extra == Extra::offset8) return {Gather<V, std::uint8_t>::prepare, Gather<V, std::uint8_t>::run};
+  if (p.extra == Extra::offset32) return {Gather<V, std::int32_t>::prepare, Gather<V, std::int32_t>::run};
+  if (SpreadRows<V>::serves(p)) return {SpreadRows<V>::prepare, SpreadRows<V>::run};
+  return {Gather<V, Spread>::prepare, Gather<V, Spread>::run};
+}
 
 }  // namespace
 }  // namespace ndpool

@@ -133,19 +133,8 @@ Kernel forward(const Problem& p) {
   }
 }
 
-template <class V> Kernel backward_of(const Problem& p) {
-  switch (p.extra) {
-  case Extra::offset8:
-    return kernel_of<Gather<V, std::uint8_t>>();
-  case Extra::offset32:
-    return kernel_of<Gather<V, std::int32_t>>();
-  default:
-    return kernel_of<Gather<V, Spread>>();
-  }
-}
-
 Kernel backward(const Problem& p) {
-  return p.x_type == Dtype::f64 ? backward_of<double>(p) : backward_of<float>(p);
+  return p.x_type == Dtype::f64 ? backward_kernel<double>(p) : backward_kernel<float>(p);
 }
 
 }  // namespace

@@ -49,9 +49,13 @@ static inline Window taps_within(int64_t first, int64_t kernel, int64_t step, in
   return {start, most(0, taps), least(lead, kernel - 1)};
 }
 
+static inline Window taps_within(const Axis& a, int64_t o, int64_t lo, int64_t hi) {
+  return taps_within(a.origin + o * a.stride, a.kernel, a.step, lo, hi);
+}
+
 static inline Window window(const Axis& a, int64_t o) {
   if (!a.regular()) return {a.starts[o], a.counts[o], 0};
-  return taps_within(a.origin + o * a.stride, a.kernel, a.step, 0, a.size);
+  return taps_within(a, o, 0, a.size);
 }
 
 // What a window contributes to its divisor: taps that were cut off because they never meet the input count, too.

@@ -84,6 +84,12 @@ public:
     return true;
   }
 
+  // To the first unit beyond the rest of this one's slab: the rows along the last of the outer axes.
+  void next_slab() {
+    at_[outer_ - 1] = extent(outer_ - 1) - 1;
+    next();
+  }
+
   int64_t outer() const { return outer_; }
   int64_t at(int a) const { return at_[a]; }
   const Axis& axis(int a) const { return axes_[a]; }

@@ -1,0 +1,263 @@
+// What the fast backward engines share. They work slab by slab: the rows along the axis before the last, at one
+// place of the axes before that. Rows are done a vector at a time; what a vector spills over the end of a row is
+// overwritten by the next one.
+#pragma once
+
+#include "simd.h"
+#include "walk.h"
+
+namespace ndpool {
+namespace {
+
+constexpr int64_t band_bytes = 128 * 1024;  // rows at hand: well inside L2
+constexpr int max_slabs = 64;               // of outputs, that one slab of inputs gathers from
+
+inline Axis single_axis(int64_t size) {
+  Axis a{};
+  a.size = a.out = a.hi = size;
+  a.kernel = a.stride = a.step = a.uncropped = 1;
+  return a;
+}
+
+// A single pooled axis gets a row axis in front of it: the planes, as windows of one tap.
+inline void add_row_axis(Problem& p) {
+  if (p.n_axes > 1) return;
+  const bool planes = p.n_lead > 0 && p.axes[0].table_stride == 0;
+  p.axes[1] = p.axes[0];
+  p.axes[0] = single_axis(planes ? p.lead_shape[--p.n_lead] : 1);
+  p.planes /= p.axes[0].size;
+  p.n_axes = 2;
+  for (Array* array : {&p.x, &p.y, &p.extra_array, &p.aux}) {
+    array->pooled[1] = array->pooled[0];
+    array->pooled[0] = planes ? array->lead[p.n_lead] : 0;
+  }
+}
+
+// Planes whose rows of windows follow each other in both arrays, without overlap or gap, are one tall plane.
+inline void merge_planes(Problem& p) {
+  if (p.n_axes != 2 || p.n_lead == 0) return;
+  Axis& a = p.axes[0];
+  const int64_t n = p.lead_shape[p.n_lead - 1];
+  if (!a.regular() || a.step != 1 || a.origin != 0 || a.kernel != a.stride || a.size != a.out * a.stride ||
+      a.uncropped != a.kernel || p.axes[1].table_stride)
+    return;
+  for (const Array* array : {&p.x, &p.extra_array, &p.y})
+    if (array->data && array->lead[p.n_lead - 1] != array->pooled[0] * (array == &p.y ? a.size : a.out))
+      return;
+  a.size *= n;
+  a.out *= n;
+  a.hi = a.size;
+  p.planes /= n;
+  --p.n_lead;
+}
+
+// One window over a plane without gaps is one over a single axis.
+inline void join_axes(Problem& p) {
+  int64_t by = 1, size = 1;
+  for (int a = p.n_axes - 1; a >= 0; --a) {
+    const Axis& axis = p.axes[a];
+    if (axis.table_stride || axis.out != 1 || window(axis, 0).taps != axis.size) return;
+    if (p.y.pooled[a] != p.y.pooled[p.n_axes - 1] * size && axis.size > 1) return;
+    by *= most(1, share(axis, 0));
+    size *= axis.size;
+  }
+  if (!p.divisor) p.divisor = by;
+  p.y.pooled[0] = p.y.pooled[p.n_axes - 1];
+  p.axes[0] = single_axis(size);
+  p.axes[0].out = 1;
+  p.axes[0].kernel = p.axes[0].stride = p.axes[0].uncropped = size;
+  p.n_axes = 1;
+}
+
+inline void set_units(Problem& p, int64_t tile) {
+  const Axis& last = p.axes[p.n_axes - 1];
+  p.tile = most(1, least(tile, last.size));
+  p.tiles = ceil_div(last.size, p.tile);
+  p.units = p.planes * p.tiles;
+  for (int a = 0; a + 1 < p.n_axes; ++a) p.units *= p.axes[a].size;
+}
+
+// The outputs [lo, hi) whose windows reach over an input; of dilated ones not all hold it. Moves forward.
+class Cover {
+public:
+  Cover(const Axis& a, int64_t i) : a_(a), i_(i), lo(0), hi(0) {
+    if (a.regular()) {
+      lo = most(0, least(a.out, ceil_div(i + 1 - a.origin - span(), a.stride)));
+      hi = most(lo, least(a.out, floor_div(i - a.origin, a.stride) + 1));
+    } else {
+      lo = hi = RowSet::first_ending_after(a, i);
+      while (hi < a.out && a.starts[hi] <= i) ++hi;
+    }
+  }
+  void next() {
+    ++i_;
+    while (lo < a_.out && start(lo) + (a_.regular() ? span() : a_.counts[lo]) <= i_) ++lo;
+    while (hi < a_.out && start(hi) <= i_) ++hi;
+  }
+  // How many inputs from this one on the same windows hold.
+  int64_t alike() const {
+    if (a_.step != 1) return 1;
+    const int64_t ends = lo < hi ? start(lo) + (a_.regular() ? span() : a_.counts[lo]) : a_.size;
+    return least(ends, hi < a_.out ? start(hi) : a_.size) - i_;
+  }
+  bool holds(int64_t o) const { return a_.step == 1 || (i_ - start(o)) % a_.step == 0; }
+  int64_t tap(int64_t o) const { return a_.step == 1 ? i_ - start(o) : (i_ - start(o)) / a_.step; }
+
+private:
+  int64_t start(int64_t o) const { return a_.regular() ? a_.origin + o * a_.stride : a_.starts[o]; }
+  int64_t span() const { return (a_.kernel - 1) * a_.step + 1; }
+
+  const Axis& a_;
+  int64_t i_;
+
+public:
+  int64_t lo, hi;
+};
+
+// The most windows that reach over one input.
+inline int64_t most_covers(const Axis& a, int64_t planes) {
+  if (a.regular()) return most(1, least(a.out, (a.kernel - 1) * a.step / a.stride + 1));
+  int64_t n = 1;
+  const int64_t tables = a.table_stride ? planes : 1;
+  for (int64_t t = 0; t < tables; ++t) {
+    const int64_t *starts = a.starts + t * a.table_stride, *counts = a.counts + t * a.table_stride;
+    for (int64_t lo = 0, o = 0; o < a.out; ++o) {
+      while (lo < o && starts[lo] + counts[lo] <= starts[o]) ++lo;
+      n = most(n, o - lo + 1);
+    }
+  }
+  return n;
+}
+
+// Slabs of outputs around the walk's slab of inputs, in rising order: where they begin (in bytes), the code of their
+// first tap and what their axes contribute to divisors.
+struct Slab {
+  int64_t grad, extra, code, share;
+};
+
+inline int64_t most_slabs(const Problem& p) {
+  int64_t n = 1;
+  for (int a = 0; a + 2 < p.n_axes; ++a) n = least(max_slabs + 1, n * most_covers(p.axes[a], p.planes));
+  return n;
+}
+
+inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* slabs) {
+  int n = 1;
+  slabs[0] = {0, 0, 0, 1};
+  for (int a = 0; a + 2 < p.n_axes; ++a) {
+    const Axis& axis = walk.axis(a);
+    const Cover cover(axis, walk.at(a));
+    Slab made[max_slabs];
+    int m = 0;
+    for (int k = 0; k < n; ++k)
+      for (int64_t o = cover.lo; o < cover.hi; ++o)
+        if (cover.holds(o))
+          made[m++] = {slabs[k].grad + o * p.x.pooled[a], slabs[k].extra + o * p.extra_array.pooled[a],
+                       slabs[k].code * axis.kernel + cover.tap(o), slabs[k].share * share(axis, o)};
+    for (int k = 0; k < m; ++k) slabs[k] = made[k];
+    n = m;
+  }
+  return n;
+}
+
+// Up to where an array of outputs may be read: the end of its last element, or nowhere for reversed views.
+inline const char* readable_end(const Problem& p, const Array& array, int64_t item) {
+  const char* end = array.data + item + (p.lanes - 1) * array.lane;
+  bool rising = array.lane >= 0;
+  for (int a = 0; a < p.n_axes; ++a) {
+    end += (p.axes[a].out - 1) * array.pooled[a];
+    rising &= array.pooled[a] >= 0;
+  }
+  for (int a = 0; a < p.n_lead; ++a) {
+    end += (p.lead_shape[a] - 1) * array.lead[a];
+    rising &= array.lead[a] >= 0;
+  }
+  return rising ? end : array.data;
+}
+
+// Whether the rows of the gradient follow each other in memory in the order they are worked on.
+template <class V> bool rows_follow(const Problem& p) {
+  if (!stored_as<V>(p.y_type) || p.tiles > 1 || (p.lanes > 1 && p.y.lane != sizeof(V))) return false;
+  int64_t pitch = int64_t(sizeof(V)) * p.lanes;
+  for (int a = p.n_axes - 1; a >= 0; pitch *= p.axes[a].size, --a)
+    if (p.axes[a].size != 1 && p.y.pooled[a] != pitch) return false;
+  for (int a = p.n_lead - 1; a >= 0; pitch *= p.lead_shape[a], --a)
+    if (p.lead_shape[a] != 1 && p.y.lead[a] != pitch) return false;
+  return true;
+}
+
+// How the outputs of a row lie in a padded copy of it, where the inputs of a tile find their windows at fixed
+// distances: those outside the axis are there too, as zeros.
+struct Columns {
+  int64_t first, count;  // outputs
+  int64_t real_lo, real_hi;
+  int64_t evens,
+      odds;  // windows around an input at an even and at an odd distance from the origin (stride 2)
+  bool odd;  // the tile begins at an odd distance
+
+  static bool fixed(const Axis& a) {
+    return a.regular() && (a.stride == 1 || (a.stride == 2 && a.step == 1));
+  }
+
+  Columns(const Axis& a, int64_t i0, int64_t i1)
+      : evens((a.kernel + 1) / 2), odds(a.kernel / 2), odd((i0 - a.origin) & 1) {
+    if (!fixed(a)) {
+      first = Cover(a, i0).lo;
+      count = Cover(a, i1 - 1).hi - first;
+    } else if (a.stride == 1) {
+      first = i0 - a.origin - (a.kernel - 1) * a.step;
+      count = i1 - i0 + (a.kernel - 1) * a.step;
+    } else {
+      first = floor_div(i0 - a.origin, 2) - (evens - 1);
+      count = (i1 - i0) / 2 + 1 + evens;
+    }
+    real_lo = most(first, least(first + count, 0));
+    real_hi = most(real_lo, least(first + count, a.out));
+  }
+  // The most outputs that any tile holds.
+  static int64_t most_of(const Axis& a, int64_t tile) {
+    if (!a.regular()) return a.out;
+    if (!fixed(a)) return least(a.out, (tile + (a.kernel - 1) * a.step) / a.stride + 2);
+    return a.stride == 1 ? tile + (a.kernel - 1) * a.step : tile / 2 + 2 + a.kernel / 2;
+  }
+};
+
+template <class V, int... I> inline V zip(V a, V b, std::integer_sequence<int, I...>, auto from) {
+  constexpr int n = length_of<V>;
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * n + decltype(from)::value)...);
+}
+// a0 b0 a1 b1 ...: the first and the second half.
+template <class V> inline V zip_lo(V a, V b) {
+  return zip(a, b, std::make_integer_sequence<int, length_of<V>>{}, std::integral_constant<int, 0>{});
+}
+template <class V> inline V zip_hi(V a, V b) {
+  return zip(a, b, std::make_integer_sequence<int, length_of<V>>{},
+             std::integral_constant<int, length_of<V> / 2>{});
+}
+
+// N small integers as wide ones. Fewer bytes than `read` can hold in a register are widened by interleaving with
+// zeros: the compiler would go through them one by one.
+template <class To, int N, class From> inline Vec<To, N> widened(const From* p) {
+  if constexpr (N * sizeof(From) >= 8) {
+    return __builtin_convertvector(read<From, N>(p), Vec<To, N>);
+  } else {
+    static_assert(sizeof(From) == 1);
+    UnsignedLike<Vec<From, N>> bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    const auto bytes = reinterpret_cast<Vec<std::uint8_t, 16>>(Vec<std::uint64_t, 2>{bits});
+    const auto pairs = reinterpret_cast<Vec<std::uint16_t, 8>>(zip_lo(bytes, Vec<std::uint8_t, 16>{}));
+    const auto words = reinterpret_cast<Vec<std::uint32_t, 4>>(zip_lo(pairs, Vec<std::uint16_t, 8>{}));
+    if constexpr (N == 4)
+      return __builtin_convertvector(words, Vec<To, 4>);
+    else
+      return reinterpret_cast<Vec<To, N>>(zip_lo(words, Vec<std::uint32_t, 4>{}));
+  }
+}
+
+// Up to a multiple of a vector's lanes.
+template <class V> constexpr int64_t whole_vectors(int64_t n) {
+  return (n + wide<V> - 1) / wide<V> * wide<V>;
+}
+
+}  // namespace
+}  // namespace ndpool
