@@ -39,7 +39,7 @@ def pool(
     """Values, and with a `kind` also where in its window or its plane each was found."""
     if reduction.norm:
         return _norm(x, axes, plan, dtype, divisor, norm, channels_last)
-    if kind == NO_EXTRA and reduction.picks and (parts := _parts(plan)) is not None:
+    if kind == NO_EXTRA and reduction.picks and (parts := _parts(plan, x.stride(-1) == 1 and x.itemsize < 4)):
         if channels_last is None:
             channels_last = is_channels_last(x.shape, x.stride())
         # Rows first: what is first along a row and then among rows is first of all.
@@ -61,9 +61,12 @@ def pool(
 
 
 @lru_cache(1024)
-def _parts(plan: Plan) -> tuple[Plan, Plan] | None:
-    """The other axes and the last, where windows share so much that one after the other is faster."""
-    shared = [a.regular and a.kernel >= 11 * a.stride for a in plan.axes[-2:]]
+def _parts(plan: Plan, narrow: bool) -> tuple[Plan, Plan] | None:
+    """The other axes and the last, where windows share so much that one after the other is faster.
+
+    Rows of few bytes are worth it later: a thread has more of their elements at once.
+    """
+    shared = [a.regular and a.kernel >= (17 if narrow else 11) * a.stride for a in plan.axes[-2:]]
     if len(shared) < 2 or not all(shared):
         return None
     return Plan(plan.axes[:-1]), Plan(plan.axes[-1:])
