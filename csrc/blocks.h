@@ -197,13 +197,8 @@ private:
       char* y = walk_.row(p_.y, first, first + n).data;
       char* extra = coded ? walk_.row(p_.extra_array, first, first + n).data : nullptr;
       int64_t o = 0;
-      if (!coded && !nan && rows.count() && whole) {
-        const Range full = interior(axis, first, first + n);
-        if (full.lo == first && axis.kernel == 4)
-          o = regular<4>(rows, folded_, full.hi - full.lo, reinterpret_cast<S*>(y));
-        else if (full.lo == first && axis.kernel == 8)
-          o = regular<8>(rows, folded_, full.hi - full.lo, reinterpret_cast<S*>(y));
-      }
+      if (!coded && !nan && rows.count() && whole && full_.lo <= first)
+        o = regular(rows, least(n, full_.hi - first), reinterpret_cast<S*>(y));
       for (; o < n; ++o) {
         const Window w = window(walk_.last(), first + o);
         const V* from = folded_ + (w.start - in.from);
@@ -231,8 +226,7 @@ private:
           best = from[0];
           for (int64_t t = 1; t < w.taps; ++t) best = merge(from[t], best);
         }
-        if (!R::picks && p_.divide)
-          best /= V(p_.divisor ? p_.divisor : most(1, rows.share * own_share(first + o)));
+        if (!R::picks && p_.divide) best /= divisor(rows, first + o);
         finish(rows, w, first + o, nan, best, *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
       }
     }
@@ -258,9 +252,48 @@ private:
     return f(shifted<1>(v, v), v);
   }
 
-  // Neighbouring windows of K columns each, a vector of outputs at a time; returns how many were done.
-  template <int K> int64_t regular(const Rows& rows, const V* from, int64_t n, S* y) const {
-    const V by = V(!p_.divide ? 1 : p_.divisor ? p_.divisor : rows.share * K);
+  V divisor(const Rows& rows, int64_t o) const {
+    return V(p_.divisor ? p_.divisor : most(1, rows.share * own_share(o)));
+  }
+
+  // Whole windows that follow each other without a gap; returns how many were done.
+  int64_t regular(const Rows& rows, int64_t n, S* y) const {
+    switch (p_.axes[p_.n_axes - 1].kernel) {
+    case 2:
+      return zipped<2>(rows, n, y);
+    case 4:
+      return zipped<4>(rows, n, y);
+    case 8:
+      return zipped<8>(rows, n, y);
+    case 3:
+      return counted<3>(rows, n, y);
+    case 5:
+      return counted<5>(rows, n, y);
+    case 6:
+      return counted<6>(rows, n, y);
+    case 7:
+      return counted<7>(rows, n, y);
+    case 10:
+      return counted<10>(rows, n, y);
+    default:
+      return 0;
+    }
+  }
+
+  // A vector of outputs; false where a zero must be looked at.
+  bool put(Vn best, V by, S* y) const {
+    if constexpr (!R::picks)
+      if (p_.divide) best /= by;
+    if constexpr (can_be_nan)
+      if (any(best == V(0))) return false;
+    write_as<N, R::picks, S, V>(y, best);
+    return true;
+  }
+
+  // Windows of K columns, for K that vectors can be halved by.
+  template <int K> int64_t zipped(const Rows& rows, int64_t n, S* y) const {
+    const V by = divisor(rows, full_.lo);
+    const V* from = folded_;
     int64_t o = 0;
     for (; o + N <= n; o += N, from += K * N) {
       Vn x[K];
@@ -268,13 +301,32 @@ private:
       unzip<K>(x);
       Vn best = x[0];
       for (int k = 1; k < K; ++k) best = merge(x[k], best);
-      if constexpr (!R::picks)
-        if (p_.divide) best /= by;
-      if constexpr (can_be_nan)
-        if (any(best == V(0))) return o;
-      write_as<N, R::picks, S, V>(y + o, best);
+      if (!put(best, by, y + o)) return o;
     }
     return o;
+  }
+
+  template <int K> int64_t counted(const Rows& rows, int64_t n, S* y) const {
+    const V by = divisor(rows, full_.lo);
+    V best[N];
+    int64_t o = 0;
+    for (const V* from = folded_; o < n; o += N) {
+      const int64_t here = least(N, n - o);
+      for (int64_t j = 0; j < here; ++j, from += K) {
+        V v = from[0];
+        for (int k = 1; k < K; ++k) v = merge(from[k], v);
+        best[j] = v;
+      }
+      if (here == N) {
+        if (!put(read<V, N>(best), by, y + o)) return o;
+      } else {
+        for (int64_t j = 0; j < here; ++j) {
+          if (can_be_nan && best[j] == V(0)) return o + j;
+          y[o + j] = store_as<S>(!R::picks && p_.divide ? V(best[j] / by) : best[j]);
+        }
+      }
+    }
+    return n;
   }
 
   // Units of one output: as many at a time as a vector has lanes, column by column.

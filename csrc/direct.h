@@ -21,6 +21,7 @@ template <class S> struct Strip {
   const S* rows[most_rows];
   Code codes[most_rows];  // of each row's first tap
   int n_rows;
+  bool far;             // the processor does not see by itself where the next rows are
   int64_t count, step;  // output rows; elements from one's input rows to the next's
   S* y;
   int64_t y_step, by;       // by: what the outer axes contribute to the divisor
@@ -110,6 +111,9 @@ template <class R, class S, bool coded> struct Direct {
     const auto read_row = [&](int r, Vn<N>(&taps)[K]) __attribute__((always_inline)) {
       Vn<N> all;
       read_taps<K, Stride, N>(rows[r] + shift, taps, all);
+      if (Stride == 2 && strip.far)  // the same place of the next output row
+        for (int line = 0; line < int(sizeof(S)) * Stride * N; line += 64)
+          __builtin_prefetch(reinterpret_cast<const char*>(rows[r] + shift + strip.step) + line);
       if constexpr (masked)
         for (int t = 0; t < K; ++t)
           if (!mask->whole[t]) taps[t] = mask->inside[t] ? taps[t] : Vn<N>{} + R::init();
@@ -479,6 +483,7 @@ private:
     const Range whole = interior(rows, 0, rows.out);
     const bool planes_follow = ordered && p.n_lead == 1 && whole.lo == 0 && whole.hi == rows.out;
     strip.step = rows.stride * pitch;
+    strip.far = outer && last.size * item > 512;
     strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;
     strip.count = h >= whole.lo && h < whole.hi ? least(room, whole.hi - h) : 1;
     strip.base_step = rows.stride * last.size;

@@ -11,7 +11,7 @@ namespace {
 template <class R, class S, bool coded> struct Lanes {
   using V = typename R::V;
   using C = UnsignedLike<V>;
-  static constexpr int N = wide<V>, broad = vector_bytes == 64 ? 8 : 4;
+  static constexpr int N = wide<V>, broad = vector_bytes == 64 ? (coded || !R::picks ? 8 : 16) : 4;
   using Vn = Vec<V, N>;
   using Cn = Vec<C, N>;
 
@@ -113,6 +113,8 @@ private:
         return streamed(p, outer, x, taps, step, reinterpret_cast<S*>(y), acc);
     int64_t c = 0;
     for (; c + broad * N <= p.lanes; c += broad * N) vectors<broad>(p, outer, x, taps, step, y, extra, by, c);
+    if constexpr (broad == 16)
+      for (; c + 8 * N <= p.lanes; c += 8 * N) vectors<8>(p, outer, x, taps, step, y, extra, by, c);
     for (; c + 4 * N <= p.lanes; c += 4 * N) vectors<4>(p, outer, x, taps, step, y, extra, by, c);
     for (; c < p.lanes; c += N) vectors<1>(p, outer, x, taps, step, y, extra, by, least(c, p.lanes - N));
   }
@@ -150,6 +152,7 @@ private:
     Vn best[W];
     Cn code[W];
     x += lane * int64_t(sizeof(S));
+    const bool ahead = lane + W * N < p.lanes;  // the next lanes of the same taps
     if constexpr (R::picks) {
       for (int w = 0; w < W; ++w) {
         best[w] = Vn{} + R::init();
@@ -164,6 +167,7 @@ private:
           for (int64_t t = 0; t < taps; ++t, from += step, tap_code += outer.col_code)
             for (int w = 0; w < W; ++w) {
               const Vn v = read_as<V, N>(reinterpret_cast<const S*>(from) + w * N);
+              if (ahead) __builtin_prefetch(reinterpret_cast<const S*>(from) + (W + w) * N);
               if constexpr (coded) {
                 auto better = R::beats(v, best[w]);
                 if constexpr (is_real<V>) better |= v != v;
