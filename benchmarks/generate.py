@@ -1,8 +1,9 @@
 """Writes what the documentation says about speed from the files in ``benchmarks/results``.
 
-``results/NAME.json`` comes from ``ndpool bench --json``. Its table goes into README.md between
-``<!-- bench:NAME -->`` and ``<!-- /bench -->``, its chart to ``results/NAME.svg``. With ``--check`` nothing
-is written: the exit code is 1 if a file is not what its results say.
+``results/NAME.json`` comes from ``ndpool bench --json`` or ``torch_models.py --json``. Its table goes into
+README.md between ``<!-- bench:NAME -->`` and ``<!-- /bench -->``, the chart of the former to
+``results/NAME.svg``. With ``--check`` nothing is written: the exit code is 1 if a file is not what its
+results say.
 """
 
 from __future__ import annotations
@@ -12,11 +13,27 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from ndpool._bench import report
 from ndpool._bench.runner import FORMAT
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+MODELS = "ndpool models 1"  # as torch_models.py writes them
+
+
+def models(document: dict[str, Any]) -> str:
+    """The table of whole models, before and after."""
+    lines = ["| model | input | mode | PyTorch | accelerated | faster |", "|---|---|---|---|---|---|"]
+    for row in document["results"]:
+        before, after = (f"{row[who]['median_s'] * 1e3:.1f} ms" for who in ("torch", "ndpool"))
+        size, faster = "x".join(map(str, row["input"])), f"{row['speedup']:.2f}"
+        lines.append(f"| {' | '.join((row['model'], size, row['mode'], before, after, faster))} |")
+    threads = document["threads"]["torch"]
+    about = f"{document['processor']}, {threads} threads, PyTorch {document['versions']['torch']}"
+    return "\n".join([*lines, "", about])
 
 
 def generated(root: Path) -> dict[Path, str]:
@@ -25,11 +42,15 @@ def generated(root: Path) -> dict[Path, str]:
     files = {readme: readme.read_text(encoding="utf-8")}
     for path in sorted((root / "benchmarks" / "results").glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document.get("format") != FORMAT:
+        if document.get("format") == FORMAT:
+            files[path.with_suffix(".svg")] = report.chart(document)
+            text = report.markdown(document)
+        elif document.get("format") == MODELS:
+            text = models(document)
+        else:
             continue  # results of another benchmark
-        files[path.with_suffix(".svg")] = report.chart(document)
         begin, end = f"<!-- bench:{path.stem} -->", "<!-- /bench -->"
-        block = f"{begin}\n{report.markdown(document)}\n{end}"
+        block = f"{begin}\n{text}\n{end}"
         marked = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
         files[readme] = marked.sub(lambda _, block=block: block, files[readme])
     return files

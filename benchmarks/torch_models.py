@@ -151,6 +151,9 @@ def setting() -> dict[str, Any]:
     }
 
 
+FORMAT = "ndpool models 1"
+
+
 def main() -> None:
     """Read the options, run the models, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -165,7 +168,8 @@ def main() -> None:
     about = setting()
     results = [row for name in CASES if options.only in (None, name) for row in run(name, options.seconds)]
     if options.json:
-        options.json.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
+        document = {"format": FORMAT} | about | {"results": results}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

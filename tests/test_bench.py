@@ -389,5 +389,26 @@ def test_documentation_is_generated_from_results(tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_table_of_models(tmp_path, capsys):
+    results, readme = tmp_path / "benchmarks" / "results", tmp_path / "README.md"
+    results.mkdir(parents=True)
+    readme.write_text("<!-- bench:models -->\n<!-- /bench -->\n", encoding="utf-8")
+    row = {"model": "SPPF", "input": [8, 512, 20, 20], "mode": "inference", "speedup": 1.5}
+    row |= {"torch": {"median_s": 0.03}, "ndpool": {"median_s": 0.02}}
+    about = {"processor": "a processor", "threads": {"torch": 2}, "versions": {"torch": "2.13.0"}}
+    document = {"format": generate.MODELS, **about, "results": [row]}
+    (results / "models.json").write_text(json.dumps(document), encoding="utf-8")
+    assert generate.main([], tmp_path) == 0
+    text = readme.read_text(encoding="utf-8")
+    assert "| SPPF | 8x512x20x20 | inference | 30.0 ms | 20.0 ms | 1.50 |" in text
+    assert "a processor, 2 threads, PyTorch 2.13.0" in text
+    capsys.readouterr()
+
+
+def test_generator_knows_the_results_of_models():
+    pytest.importorskip("torch")
+    assert load_script(ROOT / "benchmarks" / "torch_models.py").FORMAT == generate.MODELS
+
+
 def test_documentation_is_up_to_date():
     assert generate.main(["--check"]) == 0

@@ -218,7 +218,7 @@ def test_transforms(name, spatial, args, kwargs):
     ct = seeded(*y.shape)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)  # PyTorch's, if this test is its first
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)  # PyTorch's own, the first time
         mapped = vmap(pool, in_dims=-1)(batches)
         together = vmap(both, in_dims=(-1, None, None))(batches, t, ct)
         twice = vmap(vmap(pool, in_dims=-1), in_dims=0)(batches[None])
