@@ -37,8 +37,7 @@ template <class R, class S, bool coded> struct Blocks {
     p.tile = most(1, least(last.out, row_elements / per_output));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = Scratch::bytes<V>(N * row_pitch(p)) + Scratch::bytes<Window>(p.tile) +
-                Scratch::bytes<int64_t>(p.tile);
+    p.scratch = Scratch::bytes<V>(N * row_pitch(p)) + (coded ? Scratch::bytes<C>(row_pitch(p)) : 0);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
