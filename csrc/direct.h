@@ -447,7 +447,9 @@ private:
                                          int64_t end, bool ordered) {
     const Problem& p = line.p;
     constexpr int most_strips = 8;
-    const int64_t from = most(first, 1), to = least(end, p.planes) - 1;
+    // What a vector spills over the end of a plane must belong to planes that come later.
+    const int64_t spilled = ceil_div(N, p.rows * line.last.out);
+    const int64_t from = most(first, 1), to = least(end, p.planes) - 1 - spilled;
     const int64_t x_step = p.x.lead[0] / int64_t(sizeof(S)), y_step = p.y.lead[0] / int64_t(sizeof(S));
     if (p.n_axes != 2 || p.n_lead != 1 || !ordered || first == 0 || to - from < 2 || p.rows > 64 ||
         x_step < 4 * (N + line.last.out) + 8)
