@@ -457,7 +457,10 @@ private:
     Strip<S> strips[most_strips];
     int n = 0;
     for (int64_t h = 0; h < p.rows; h += strips[n++].count) {
-      if (n == most_strips) return 0;
+      if (n == most_strips) {
+        walk.seek(first * p.rows);  // where it was
+        return 0;
+      }
       walk.seek(from * p.rows + h);
       strips[n] = strip_at(p, walk, p.rows - h, false);
     }
