@@ -122,3 +122,25 @@ def test_negative_divisors_need_a_sign():
 def test_flags_are_true_or_false(flag):
     with pytest.raises(TypeError, match=rf"^avg_pool2d: {flag} must be true or false; got {flag}=array"):
         ndpool.avg_pool2d(np.ones((1, 4, 4)), 2, **{flag: np.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "padding"),
+    [
+        ((40, 40, 12), (9, 2), (1, 2), (4, 0)),  # more kinds of rows in a plane than usual
+        ((60, 24, 9), (8, 3), (1, 2), (4, 1)),
+        ((40, 44, 2), (22, 2), (22, 2), 0),  # planes with fewer outputs than a vector has elements
+        ((200, 14, 4), (7, 2), (7, 2), 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.uint8])
+def test_many_small_planes(shape, kernel, stride, padding, dtype):
+    x = np.random.default_rng(0).integers(0, 99, shape).astype(dtype)
+    whole = ndpool.max_pool2d(x, kernel, stride, padding)
+    room = np.zeros(whole.size + 64, dtype)
+    out = room[: whole.size].reshape(whole.shape)
+    ndpool.pool(x, kernel, axes=(1, 2), stride=stride, padding=padding, out=out)
+    assert not room[whole.size :].any()  # nothing is written behind the results
+    for result in (whole, out):
+        for plane, got in zip(x, result, strict=True):
+            np.testing.assert_array_equal(got, ndpool.max_pool2d(plane[None], kernel, stride, padding)[0])
