@@ -129,7 +129,7 @@ def test_flags_are_true_or_false(flag):
     [
         ((40, 40, 12), (9, 2), (1, 2), (4, 0)),  # more kinds of rows in a plane than usual
         ((60, 24, 9), (8, 3), (1, 2), (4, 1)),
-        ((40, 44, 2), (22, 2), (22, 2), 0),  # planes with fewer outputs than a vector has elements
+        ((40, 50, 2), (22, 2), (22, 2), 0),  # planes with fewer outputs than a vector has elements
         ((200, 14, 4), (7, 2), (7, 2), 0),
     ],
 )
