@@ -12,13 +12,6 @@ namespace {
 constexpr int64_t band_bytes = 128 * 1024;  // rows at hand: well inside L2
 constexpr int max_slabs = 64;               // of outputs, that one slab of inputs gathers from
 
-inline Axis single_axis(int64_t size) {
-  Axis a{};
-  a.size = a.out = a.hi = size;
-  a.kernel = a.stride = a.step = a.uncropped = 1;
-  return a;
-}
-
 // A single pooled axis gets a row axis in front of it: the planes, as windows of one tap.
 inline void add_row_axis(Problem& p) {
   if (p.n_axes > 1) return;
@@ -104,7 +97,7 @@ public:
   int64_t tap(int64_t o) const { return a_.step == 1 ? i_ - start(o) : (i_ - start(o)) / a_.step; }
 
 private:
-  int64_t start(int64_t o) const { return a_.regular() ? a_.origin + o * a_.stride : a_.starts[o]; }
+  int64_t start(int64_t o) const { return begin_of(a_, o); }
   int64_t span() const { return (a_.kernel - 1) * a_.step + 1; }
 
   const Axis& a_;

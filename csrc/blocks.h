@@ -79,10 +79,6 @@ private:
     end_ = reinterpret_cast<const S*>(end_of(p, sizeof(S)));
   }
 
-  static int64_t begin_of(const Axis& a, int64_t o) {
-    return a.regular() ? a.origin + o * a.stride : a.starts[o];
-  }
-
   Rows rows() const {
     const int n = p_.n_axes - 1;
     Rows got{reinterpret_cast<const S*>(walk_.plane(p_.x)), 1, 1, 0, 0, 0, 0, 0, 0, 1};

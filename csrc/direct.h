@@ -1,4 +1,5 @@
-// The direct engine: small windows on packed rows, every tap in registers, nothing kept between output rows.
+// The direct engine: small windows on packed rows, every tap in registers. What overlapping windows
+// share with those of the next output row is carried over to it.
 // Values are picked the quick way, which assumes that there is no NaN, while the elements are also added up: a sum
 // that is NaN (a NaN, or opposite infinities) sends the row through the exact way.
 // Work comes in strips: output rows whose windows step evenly through memory, so that a row costs little more than
@@ -481,9 +482,7 @@ private:
     const Axis& last = p.axes[p.n_axes - 1];
     const int outer = p.n_axes - 1;
     Strip<S> strip;
-    Axis rows{};
-    rows.size = rows.out = rows.kernel = rows.stride = rows.step = rows.uncropped = rows.hi = 1;
-    if (outer) rows = walk.axis(outer - 1);
+    const Axis rows = outer ? walk.axis(outer - 1) : single_axis(1);
     const int64_t h = outer ? walk.at(outer - 1) : 0, pitch = outer ? p.x.pooled[outer - 1] / item : 0;
     const Range whole = interior(rows, 0, rows.out);
     const bool planes_follow = ordered && p.n_lead == 1 && whole.lo == 0 && whole.hi == rows.out;
@@ -542,9 +541,7 @@ private:
     const S* plane = reinterpret_cast<const S*>(walk.plane(p.x));
     const Axis& last = walk.last();
     const bool deep = p.n_axes == 3, positions = p.extra == Extra::index64;
-    Axis depth{};
-    depth.size = depth.out = depth.kernel = depth.step = depth.stride = depth.uncropped = depth.hi = 1;
-    if (deep) depth = walk.axis(0);
+    const Axis depth = deep ? walk.axis(0) : single_axis(1);
     const Window rows = window(a, h), slabs = window(depth, deep ? walk.at(0) : 0);
     const int64_t slab = deep ? p.x.pooled[0] / int64_t(sizeof(S)) : 0;
     strip.by = share(a, h) * share(depth, deep ? walk.at(0) : 0);

@@ -1,4 +1,4 @@
-// The forward engines. Both read every input row once and keep what they need in L1 and L2:
+// The general forward engines, for whatever no other engine serves. Both read every input row once and keep what they need in L1 and L2:
 //   RowsFirst     horizontal step per row, a ring of short result rows, vertical fold. Order of a row-major scan.
 //   ColumnsFirst  vertical fold of whole rows, then one horizontal step. Sums, and windows without a regular row.
 #pragma once
@@ -36,17 +36,13 @@ public:
   }
 
 private:
-  static int64_t origin(const Axis& a, int64_t o) {
-    return a.regular() ? a.origin + o * a.stride : a.starts[o];
-  }
-
   void store_positions(const Code* codes, const Walk<Over::outputs>& walk, const Row& row) const {
     const int outer = p_.n_axes - 1;
     const Axis& last = walk.last();
     int64_t base = 0;
-    for (int a = 0; a < outer; ++a) base += origin(walk.axis(a), walk.at(a)) * pitch_[a];
+    for (int a = 0; a < outer; ++a) base += begin_of(walk.axis(a), walk.at(a)) * pitch_[a];
     for (int64_t j = 0, o = walk.tile_begin(); j < row.n; ++j, ++o) {
-      const int64_t here = base + origin(last, o);
+      const int64_t here = base + begin_of(last, o);
       for (int64_t c = 0; c < row.lanes; ++c) {
         Code code = codes[j * row.lanes + c];
         int64_t position = here;

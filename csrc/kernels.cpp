@@ -1,5 +1,8 @@
 // Compiled once per instruction set (NDPOOL_ISA names it) with that set's flags. Everything below has internal
 // linkage, so that no function compiled for a newer processor can take the place of its namesake elsewhere.
+//
+// Forward:   direct (windows of 2 and 3), slide (stride 1), blocks (little shared), lanes (channels last), forward (the rest)
+// Backward:  pick, pick_lanes, scatter (maxima), spread (sums), backward (the rest)
 #include "kernels.h"
 
 #include "backward.h"

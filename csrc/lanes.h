@@ -71,10 +71,6 @@ template <class R, class S, bool coded> struct Lanes {
   }
 
 private:
-  static int64_t begin_of(const Axis& a, int64_t o) {
-    return a.regular() ? a.origin + o * a.stride : a.starts[o];
-  }
-
   static void locate(const Problem& p, const Walk<Over::outputs>& walk, Outer& outer, const char*& x) {
     const int n = p.n_axes - 1;
     const bool positions = p.extra == Extra::index64;

@@ -37,6 +37,19 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// One window of one tap for each of `size` elements: what stands in for an axis that is not there.
+static inline Axis single_axis(int64_t size) {
+  Axis a{};
+  a.size = a.out = a.hi = size;
+  a.kernel = a.stride = a.step = a.uncropped = 1;
+  return a;
+}
+
+// Where window o begins; it may be in the padding.
+static inline int64_t begin_of(const Axis& a, int64_t o) {
+  return a.regular() ? a.origin + o * a.stride : a.starts[o];
+}
+
 // The taps of a window that begins at `first` that stand in [lo, hi).
 static inline Window taps_within(int64_t first, int64_t kernel, int64_t step, int64_t lo, int64_t hi) {
   if (step == 1) {  // the common case, without divisions

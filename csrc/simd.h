@@ -158,9 +158,6 @@ template <int By, class V> inline V shifted(V a, V b) {
 // The same number everywhere (minus nothing: adding would turn -0 into 0).
 template <class V> inline V all_of(Element<V> x) { return x - V{}; }
 
-// Where either holds a NaN.
-template <class V> inline auto unordered(V a, V b) { return ~((a <= b) | (a > b)); }
-
 // Whether any bit of it is set.
 template <class V> inline bool any(V mask) {
 #if defined(__AVX512F__)

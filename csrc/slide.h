@@ -1,7 +1,7 @@
 // The sliding engine: windows that move by one element. A tile of the input is laid out in scratch with its padding
-// between the rows, so that one loop of whole vectors serves all rows at once. Along a row, windows are built by
-// doubling; down the columns, maxima of any height take three steps (the end of one block of rows and the beginning
-// of the next) and sums are doubled again. Every element of a window is met by its windows only, so that NaN and
+// between the rows, so that one loop of whole vectors serves all rows at once. Along a row, windows are built from
+// shorter ones; down the columns, maxima of any height take three steps (the end of one block of rows and the
+// beginning of the next) and sums are doubled. Every element of a window is met by its windows only, so that NaN and
 // infinity stay where they are, and what a sum's order is depends on the window alone.
 #pragma once
 
@@ -23,11 +23,6 @@ template <class R, bool coded> struct Slide {
                            group_elements = 16 * 1024 / sizeof(V);
   static constexpr int broad = 4;  // vectors of a column strip
 
-  static Axis unit_axis() {
-    Axis a{};
-    a.size = a.out = a.kernel = a.stride = a.step = a.uncropped = a.hi = 1;
-    return a;
-  }
   static int64_t span(const Axis& a) { return (a.kernel - 1) * a.step; }
 
   static bool serves(const Problem& p) {
@@ -51,7 +46,7 @@ template <class R, bool coded> struct Slide {
     int64_t pitch_most, in_rows;  // elements of a laid out row, rows
 
     explicit Cut(const Problem& p)
-        : rows(p.n_axes == 2 ? p.axes[0] : unit_axis()), cols(p.axes[p.n_axes - 1]) {
+        : rows(p.n_axes == 2 ? p.axes[0] : single_axis(1)), cols(p.axes[p.n_axes - 1]) {
       const int64_t whole = cols.out + span(cols);
       lanes = p.lanes;
       if (lanes > N && whole * lanes > row_elements)
