@@ -68,9 +68,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`ndpool.torch`, imported when it is first asked for: it needs PyTorch."""
-    if name == "torch":
+    """`ndpool.torch` and `ndpool.plot`, imported when first asked for: they need PyTorch and matplotlib."""
+    if name in ("torch", "plot"):
         from importlib import import_module
 
-        return import_module("ndpool.torch")
+        return import_module(f"ndpool.{name}")
     raise AttributeError(f"module 'ndpool' has no attribute {name!r}")

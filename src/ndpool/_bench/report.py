@@ -229,7 +229,7 @@ def progress_bar(stream: TextIO) -> Callable[[int, int, str], None]:
     return show
 
 
-_SERIES = (("ndpool", "ours"), ("best peer", "peer"), ("PyTorch, contiguous", "torch"))
+SERIES = (("ndpool", "ours"), ("best peer", "peer"), ("PyTorch, contiguous", "torch"))
 _NAMES, _WIDTH, _BAR, _STEP, _TOP, _FOOT = 170, 520, 9, 40, 96, 46
 _STYLE = """
   text { font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 12px; fill: #1f2328 }
@@ -256,18 +256,36 @@ _STYLE = """
 """
 
 
-def chart(document: Document) -> str:
-    """An SVG of whole calls as multiples of the floor, by class, for the largest number of threads."""
-    threads = max(document["threads"])
+def class_means(document: Document, threads: int) -> dict[str, tuple[float | None, ...]]:
+    """Whole calls as multiples of the floor: for each class the means of the `SERIES`."""
     every = [row for row in rows(document) if row.threads == threads]
-    bars: dict[str, tuple[float | None, ...]] = {}
+    means: dict[str, tuple[float | None, ...]] = {}
     for group in _groups(every):
         own = [row for row in every if row.group == group]
-        bars[group] = (
+        means[group] = (
             geometric_mean(row.whole_over_floor for row in own),
             geometric_mean(row.over_best and row.over_best * row.whole_over_floor for row in own),
             geometric_mean(row.over_torch and row.over_torch * row.whole_over_floor for row in own),
         )
+    return means
+
+
+def chart_title(threads: int) -> str:
+    """What a chart of `class_means` shows."""
+    return f"Time of a pooling call, {_threads(threads)}, in copies of the same bytes (log scale)"
+
+
+def chart_note(document: Document) -> str:
+    """What a bar is, and where it was measured."""
+    machine = document["machine"]
+    measured = f"{machine['cpu']}, {machine['cores']} cores, {document['isa']}, {document['date'][:10]}"
+    return f"Geometric means over the cases of a class. {measured}"
+
+
+def chart(document: Document) -> str:
+    """An SVG of whole calls as multiples of the floor, by class, for the largest number of threads."""
+    threads = max(document["threads"])
+    bars = class_means(document, threads)
     known = [value for values in bars.values() for value in values if value is not None]
     decades = max(1, -int(-log10(max(known, default=10)) // 1))
     width, height = _NAMES + _WIDTH + 60, _TOP + _STEP * len(bars) + _FOOT
@@ -278,12 +296,12 @@ def chart(document: Document) -> str:
 
     root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
     root.attrib.update(width=str(width), height=str(height), viewBox=f"0 0 {width} {height}")
-    title = f"Time of a pooling call, {_threads(threads)}, in copies of the same bytes (log scale)"
+    title = chart_title(threads)
     _add(root, "title", title)
     _add(root, "style", _STYLE)
     _add(root, "rect", class_="page", width=width, height=height, rx=12)
     _add(root, "text", title, class_="title", x=16, y=30)
-    for number, (text, name) in enumerate(_SERIES):
+    for number, (text, name) in enumerate(SERIES):
         _add(root, "rect", class_=name, x=16 + 150 * number, y=44, width=12, height=12, rx=2)
         _add(root, "text", text, x=34 + 150 * number, y=54)
     bottom = _TOP + _STEP * len(bars)
@@ -298,13 +316,10 @@ def chart(document: Document) -> str:
             if value is None:
                 continue
             y, length = top + number * (_BAR + 2), at(value) - _NAMES
-            _add(root, "rect", class_=_SERIES[number][1], x=_NAMES, y=y, width=f"{length:.1f}", height=_BAR)
+            _add(root, "rect", class_=SERIES[number][1], x=_NAMES, y=y, width=f"{length:.1f}", height=_BAR)
             place = {"x": f"{_NAMES + length + 4:.1f}", "y": y + _BAR - 1}
             _add(root, "text", _factor(value), class_="value", **place)
-    machine = document["machine"]
-    note = f"{machine['cpu']}, {machine['cores']} cores, {document['isa']}, {document['date'][:10]}"
-    foot = f"Geometric means over the cases of a class. {note}"
-    _add(root, "text", foot, class_="note", x=16, y=height - 18)
+    _add(root, "text", chart_note(document), class_="note", x=16, y=height - 18)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
 

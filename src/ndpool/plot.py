@@ -1,0 +1,251 @@
+"""Pictures: the windows of a pool over its input, and benchmark results (needs matplotlib).
+
+Windows come from `geometry`, numbers from `pool` and `adaptive_pool`, the means of a benchmark from its
+report; `_drawing` draws them. Nothing touches pyplot or other global state: a figure is made and returned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import reduce as fold
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ndpool import geometry
+from ndpool._arguments import check_int, is_list, show
+from ndpool.general import Ints, Padding, adaptive_pool, pool
+from ndpool.reductions import find
+
+try:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("ndpool.plot needs matplotlib: pip install 'ndpool[plot]'") from error
+
+from ndpool._drawing import DARK, LIGHT, Axis, WindowPicture, draw_bars
+
+__all__ = ["benchmark", "windows"]
+
+MAX_CELLS = 40  # along one axis, padding included
+MAX_WINDOWS = 64  # that are drawn in one picture
+
+Position = int | Sequence[int]
+
+
+def windows(
+    x: Any,
+    kernel_size: Ints | None = None,
+    stride: Ints | None = None,
+    padding: Padding = 0,
+    dilation: Ints = 1,
+    ceil_mode: bool = False,
+    *,
+    output_size: int | Sequence[int | None] | None = None,
+    reduce: str = "max",
+    count_include_pad: bool = True,
+    norm_type: float = 2.0,
+    outputs: Iterable[Position] | None = None,
+    indices: bool = False,
+    divisors: bool = False,
+    dark: bool = False,
+    ax: Axes | None = None,
+) -> Figure:
+    """
+    Draw the windows of a pool over its input, and its output.
+
+    One axis is drawn with a bar per window below the input; two axes with the windows outlined in the input
+    and the output beside it. Padding is hatched. A filled circle, or a filled part of a bar, is the element
+    that became the maximum or minimum of the window of that colour.
+
+    Parameters
+    ----------
+    x : array, int or tuple of int
+        The input, with one or two axes; or its size alone, to draw the windows without values.
+    kernel_size, stride, padding, dilation, ceil_mode
+        A sliding window, as in `ndpool.windows` and `ndpool.pool`.
+    output_size : int or sequence of int or None
+        An adaptive window, as in `ndpool.adaptive_pool`; instead of `kernel_size`.
+    reduce, count_include_pad, norm_type
+        What becomes of a window, as in `ndpool.pool`.
+    outputs : iterable of int or of pair of int, optional
+        The outputs whose windows are drawn; all by default.
+    indices : bool
+        Write the flat position of every input, and of every maximum or minimum below its output.
+    divisors : bool
+        Write below every output what its sum is divided by.
+    dark : bool
+        Colours for a dark page.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure is made otherwise.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Shows itself in a notebook; ``savefig`` writes it to a file.
+
+    Examples
+    --------
+    >>> import numpy as np, ndpool.plot
+    >>> figure = ndpool.plot.windows(np.array([1, 3, 2, 5, 4, 0]), 3, stride=2, padding=1, indices=True)
+    >>> [text.get_text() for text in figure.axes[0].texts if str(text.get_gid()).startswith("output")]
+    ['3', '5', '5']
+    >>> figure = ndpool.plot.windows((5, 7), output_size=(2, 3))
+    """
+    data, sizes = _input(x)
+    if (kernel_size is None) == (output_size is None):
+        raise ValueError(
+            "plot.windows: kernel_size or output_size must be given, and not both; "
+            f"got kernel_size={kernel_size!r}, output_size={output_size!r}"
+        )
+    reduction = find("plot.windows", reduce)
+    options: dict[str, Any] = {"reduce": reduce, "norm_type": norm_type, "axes": tuple(range(len(sizes)))}
+    function: Any
+    size: Any
+    if kernel_size is not None:
+        pads: Any = [padding] if len(sizes) == 1 and _is_pair(padding) else padding
+        rule = (kernel_size, stride, pads, dilation, ceil_mode)
+        plan = geometry.sliding("plot.windows", sizes, *rule, count_include_pad, strict=False)
+        whole = geometry.sliding("plot.windows", sizes, *rule, strict=False)  # its bounds tell the padding
+        function, size = pool, kernel_size
+        options |= {"stride": stride, "padding": pads, "dilation": dilation, "ceil_mode": ceil_mode}
+        options["count_include_pad"] = count_include_pad
+    else:
+        if (stride, padding, dilation, ceil_mode) != (None, 0, 1, False):
+            raise ValueError("plot.windows: stride, padding, dilation and ceil_mode are for sliding windows")
+        plan = whole = geometry.adaptive("plot.windows", sizes, output_size, strict=False)
+        function, size = adaptive_pool, output_size
+    axes = [_axis(axis) for axis in whole.axes]
+    chosen = _outputs(outputs, plan.out)
+    result = winners = None
+    if data is not None:
+        answer = function(data, size, return_indices=reduction.picks, **options)
+        result, winners = answer if reduction.picks else (answer, None)
+    shares = [[axis.window(o).share for o in range(axis.out)] for axis in plan.axes]
+    divided = fold(np.multiply.outer, map(np.asarray, shares)) if divisors else None
+    picture = WindowPicture(axes, data, result, winners, chosen, indices, divided, DARK if dark else LIGHT)
+    return picture.draw(ax)
+
+
+def _input(x: Any) -> tuple[NDArray[Any] | None, tuple[int, ...]]:
+    """The array, if there is one, and the sizes."""
+    if isinstance(x, int) or (isinstance(x, tuple) and all(isinstance(size, int) for size in x)):
+        data, sizes = None, ((x,) if isinstance(x, int) else x)
+    else:
+        data = np.asarray(x)
+        sizes = data.shape
+    if len(sizes) not in (1, 2):
+        raise ValueError(f"plot.windows: x must have one or two axes; got shape {sizes}")
+    return data, sizes
+
+
+def _is_pair(padding: object) -> bool:
+    return isinstance(padding, tuple) and len(padding) == 2 and all(isinstance(p, int) for p in padding)
+
+
+def _outputs(outputs: Iterable[Position] | None, out: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The outputs to draw, checked against those that exist and against what can be told apart."""
+    if outputs is None:
+        count = prod(out)
+        chosen = product(*map(range, out)) if count <= MAX_WINDOWS else []
+    else:
+        if not isinstance(outputs, Iterable):
+            raise TypeError(f"plot.windows: outputs must be a list of positions; got outputs={outputs!r}")
+        places = [o if is_list(o) else (o,) for o in outputs]
+        chosen = [tuple(check_int("plot.windows", "outputs", i) for i in o) for o in places]  # type: ignore[union-attr]
+        count = len(chosen)
+        for o in chosen:
+            if len(o) != len(out) or not all(0 <= i < size for i, size in zip(o, out, strict=True)):
+                raise ValueError(f"plot.windows: outputs must exist; got {show(o)} with output sizes {out}")
+    if count > MAX_WINDOWS:
+        raise ValueError(
+            f"plot.windows: {count} windows cannot be told apart; name some in outputs (limit {MAX_WINDOWS})"
+        )
+    return list(chosen)
+
+
+def _axis(axis: geometry.AxisPlan) -> Axis:
+    """An axis with its windows written out, padding included."""
+    if axis.size > MAX_CELLS or axis.out > MAX_CELLS:
+        cells = max(axis.size, axis.out)
+    else:
+        if axis.regular:
+            firsts = [axis.origin + o * axis.stride for o in range(axis.out)]
+            taps = [range(first, first + (axis.kernel - 1) * axis.step + 1, axis.step) for first in firsts]
+        else:
+            found = [axis.window(o) for o in range(axis.out)]
+            taps = [range(start, start + count) for start, count, _, _ in found]
+        drawn = Axis(axis.size, axis.bounds, taps)
+        lo, hi = drawn.extent
+        cells = hi - lo
+    if cells > MAX_CELLS:
+        raise ValueError(
+            f"plot.windows: an axis of {cells} cells cannot be drawn (limit {MAX_CELLS}, padding included)"
+        )
+    return drawn
+
+
+def benchmark(
+    results: dict[str, Any] | str | Path,
+    *,
+    threads: int | None = None,
+    dark: bool = False,
+    ax: Axes | None = None,
+) -> Figure:
+    """
+    Draw benchmark results: whole calls of ndpool and its peers, by class, as multiples of a copy.
+
+    A bar is the geometric mean over the cases of a class, on a logarithmic scale. The line at 1 is the time
+    that a copy of the same bytes takes.
+
+    Parameters
+    ----------
+    results : dict, str or Path
+        What ``ndpool bench --json FILE`` wrote: the file, or the dict read from it.
+    threads : int, optional
+        Which number of threads to show; the largest that was measured by default.
+    dark : bool
+        Colours for a dark page.
+    ax : matplotlib.axes.Axes, optional
+        Where to draw; a new figure is made otherwise.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import ndpool.plot
+    >>> figure = ndpool.plot.benchmark("benchmarks/results/cpu.json")  # doctest: +SKIP
+    """
+    from ndpool._bench import report
+    from ndpool._bench.runner import FORMAT
+
+    document = (
+        json.loads(Path(results).read_text(encoding="utf-8")) if isinstance(results, (str, Path)) else results
+    )
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, dict) else type(document).__name__
+        raise ValueError(
+            f"plot.benchmark: results must come from 'ndpool bench --json' ({FORMAT}); got {found!r}"
+        )
+    shown = max(document["threads"]) if threads is None else check_int("plot.benchmark", "threads", threads)
+    if shown not in document["threads"]:
+        raise ValueError(
+            f"plot.benchmark: threads must be one that was measured; got threads={show(threads)} "
+            f"(measured: {', '.join(map(str, document['threads']))})"
+        )
+    names = [name for name, _ in report.SERIES]
+    return draw_bars(
+        names,
+        report.class_means(document, shown),
+        report.chart_title(shown),
+        report.chart_note(document),
+        DARK if dark else LIGHT,
+        ax,
+    )
