@@ -15,11 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ndpool._bench import report
-from ndpool._bench.runner import FORMAT
+from ndpool._bench import cuda, cuda_report, report, runner
 
 ROOT = Path(__file__).resolve().parents[1]
-
+REPORTS: dict[str, Any] = {runner.FORMAT: report, cuda.FORMAT: cuda_report}
 
 MODELS = "ndpool models 1"  # as torch_models.py writes them
 
@@ -42,9 +41,10 @@ def generated(root: Path) -> dict[Path, str]:
     files = {readme: readme.read_text(encoding="utf-8")}
     for path in sorted((root / "benchmarks" / "results").glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
-        if document.get("format") == FORMAT:
-            files[path.with_suffix(".svg")] = report.chart(document)
-            text = report.markdown(document)
+        if document.get("format") in REPORTS:
+            told = REPORTS[document["format"]]
+            files[path.with_suffix(".svg")] = told.chart(document)
+            text = told.markdown(document)
         elif document.get("format") == MODELS:
             text = models(document)
         else:

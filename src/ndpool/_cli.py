@@ -11,6 +11,7 @@ import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,7 @@ examples:
   ndpool bench --list                         the cases and their classes
   ndpool bench --case resnet --threads 1      the cases with that word in name, network or class
   ndpool bench --json run.json --plot run.svg
+  ndpool bench --device cuda                  on a GPU, next to PyTorch, torch.compile, JAX and CuPy
 
 exit codes: 1 if an answer of ndpool was wrong or a file could not be written"""
 
@@ -123,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--threads", type=_counts, metavar="N[,N]", help="numbers of threads (default: 1 and all cores)"
     )
+    bench.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="where to pool (default: %(default)s)"
+    )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
     bench.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart (SVG)")
     bench.add_argument("--list", action="store_true", help="show the cases and stop")
@@ -168,16 +173,21 @@ def _write(what: str, path: Path, text: str) -> bool:
 def _bench(arguments: argparse.Namespace) -> int:
     from ndpool import _bench as bench
 
-    cases = bench.select(arguments.case, arguments.quick)
+    cuda = arguments.device == "cuda"
+    if cuda and arguments.threads:
+        raise ValueError("bench: --threads is for the CPU; got it with --device cuda")
+    cases = bench.select(arguments.case, arguments.quick, bench.cuda.ALL_CASES if cuda else None)
     if arguments.list:
         print(bench.report.listing(cases))
         return 0
     for path in filter(None, (arguments.json, arguments.plot)):
         if not path.parent.is_dir():  # told now, and not when all is measured
             raise ValueError(f"bench: no directory {path.parent} to write {path.name} to")
-    threads = arguments.threads or bench.all_threads()
+    threads, report = arguments.threads or bench.all_threads(), bench.report
+    how: Any = (arguments.quick, report.progress_bar(sys.stderr))
+    told: Any = bench.cuda_report if cuda else report
     try:
-        document = bench.run(cases, threads, arguments.quick, bench.report.progress_bar(sys.stderr))
+        document = bench.cuda.run(cases, *how) if cuda else bench.run(cases, threads, *how)
     except RuntimeError as error:
         print(f"ndpool: {error}", file=sys.stderr)
         return 1
@@ -185,13 +195,13 @@ def _bench(arguments: argparse.Namespace) -> int:
     written = [
         _write(what, path, text(document))
         for what, path, text in (
-            ("results", arguments.json, bench.report.as_json),
-            ("chart", arguments.plot, bench.report.chart),
+            ("results", arguments.json, report.as_json),
+            ("chart", arguments.plot, told.chart),
         )
         if path
     ]
-    print(f"{bench.report.table(document)}\n\n{bench.report.summary(document)}")
-    failures = bench.report.failures(document)
+    print(f"{told.table(document)}\n\n{told.summary(document)}")
+    failures = told.failures(document)
     for failure in failures:
         print(f"ndpool: bench: {failure}", file=sys.stderr)
     return int(bool(failures) or not all(written))

@@ -5,19 +5,21 @@ The runner times them, the tests run each at a reduced size for correctness. A g
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ndpool._bench.case import Case
 
 
-def select(pattern: str | None = None, quick: bool = False) -> tuple[Case, ...]:
+def select(
+    pattern: str | None = None, quick: bool = False, of: Sequence[Case] | None = None
+) -> tuple[Case, ...]:
     """The cases whose name, network or group holds the pattern; of each group only the smallest if quick."""
     wanted = f"*{(pattern or '').lower()}*"
     cases = tuple(
         case
-        for case in CASES
+        for case in (CASES if of is None else of)
         if any(fnmatchcase(text.lower(), wanted) for text in (case.name, case.network, case.group))
     )
     if not cases:

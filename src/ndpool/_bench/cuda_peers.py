@@ -1,0 +1,213 @@
+"""Who pools on a CUDA device: ndpool, PyTorch eager and compiled, JAX, CuPy; and the data that they get.
+
+`calls` does what is not timed and returns a call for every set of the data; `answer` turns what a call gives
+into PyTorch's tensors of (batch, channels, *sizes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+import ndpool
+from ndpool._bench.case import Case
+from ndpool._bench.peers import Jax
+
+Call = Callable[[], Any]
+_CACHED = 3 * 2**28  # bytes that calls in a row move at least, or the cache would hold them
+_SETS = 12
+
+
+class Data:
+    """The tensors of a case, as often as it takes to overflow the cache."""
+
+    def __init__(self, case: Case, sets: int | None = None) -> None:
+        self.torch: Any = import_module("torch")
+        self.sets = sets or max(1, min(_SETS, -(-_CACHED // case.moved)))
+        # Numbers from the host's generator would take longer than all the timing.
+        self.generator = self.torch.Generator("cuda").manual_seed(0)
+        pairs = [
+            (self._random(case, case.shape), self._random(case, case.out_shape)) for _ in range(self.sets)
+        ]
+        self.x, self.grad = zip(*pairs, strict=True)
+
+    def _random(self, case: Case, shape: tuple[int, ...]) -> Any:
+        dtype = getattr(self.torch, case.dtype)
+        a = self.torch.empty(shape, dtype=dtype, device="cuda")
+        if dtype.is_floating_point:
+            a.uniform_(-1, 1, generator=self.generator)
+        else:
+            info = self.torch.iinfo(dtype)
+            a.random_(info.min, info.max + 1, generator=self.generator)
+        if case.layout == "NHWC":
+            formats = {4: self.torch.channels_last, 5: self.torch.channels_last_3d}
+            a = a.contiguous(memory_format=formats[len(shape)])
+        return a
+
+
+class Contestant:
+    """Whoever pools on the device; the answer is a tuple of PyTorch's tensors."""
+
+    name = "ndpool"
+    packages: tuple[str, ...] = ()
+    captured = True  # whether its calls can be recorded in a graph
+
+    def __init__(self) -> None:
+        self.torch: Any = import_module("torch")
+        for package in self.packages:
+            import_module(package)
+
+    def version(self) -> str:
+        """The version of the library behind it."""
+        if not self.packages:
+            return str(ndpool.show_config()["ndpool"])
+        return str(import_module(self.packages[0]).__version__)
+
+    def supports(self, case: Case) -> bool:
+        """Whether it has this case."""
+        return True
+
+    def function(self, case: Case) -> Callable[..., Any]:
+        """What is called."""
+        return getattr(ndpool, case.function)  # type: ignore[no-any-return]
+
+    def calls(self, case: Case, data: Data) -> list[Call]:
+        """A call for each set of the data; training keeps what its backward needs."""
+        function = self.function(case)
+        return [self._call(case, function, *pair) for pair in zip(data.x, data.grad, strict=True)]
+
+    def _call(self, case: Case, function: Callable[..., Any], x: Any, grad: Any) -> Call:
+        given = dict(case.arguments)
+        if case.mode == "indices":
+            given["return_indices"] = True
+        if case.mode in ("values", "indices"):
+            return lambda: function(x, **given)
+        leaf, differentiate = x.detach().requires_grad_(), self.torch.autograd.grad
+        if case.mode == "offsets":
+            return lambda: function(leaf, **given)
+        y = function(leaf, **given)
+        return lambda: differentiate(y, leaf, grad, retain_graph=True)[0]
+
+    def answer(self, case: Case, raw: Any) -> tuple[Any, ...]:
+        """What a call returned."""
+        return tuple(a.detach() for a in (raw if isinstance(raw, tuple) else (raw,)))
+
+
+class Eager(Contestant):
+    """PyTorch's own functions."""
+
+    name = "PyTorch"
+    packages = ("torch",)
+
+    def function(self, case: Case) -> Callable[..., Any]:
+        """The function of the same name."""
+        return getattr(self.torch.nn.functional, case.function)  # type: ignore[no-any-return]
+
+
+class Compiled(Eager):
+    """PyTorch's functions, compiled for the shape."""
+
+    name = "torch.compile"
+
+    def function(self, case: Case) -> Callable[..., Any]:
+        """The compiled function; gradients are asked for more than once, so nothing is given away."""
+        self.torch._dynamo.reset()
+        import_module("torch._functorch.config").donated_buffer = False  # type: ignore[attr-defined]
+        return self.torch.compile(super().function(case), dynamic=False, fullgraph=True)  # type: ignore[no-any-return]
+
+
+class JaxCuda(Contestant):
+    """JAX, compiled, in the layout of the case."""
+
+    name = "JAX"
+    packages = ("jax",)
+    captured = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        jax: Any = import_module("jax")
+        if jax.default_backend() != "gpu":
+            raise ImportError("JAX without CUDA")
+        jax.config.update("jax_enable_x64", True)
+
+    def _peer(self, case: Case) -> Jax:
+        peer = object.__new__(Jax)
+        peer.last = case.layout == "NHWC"
+        return peer
+
+    def supports(self, case: Case) -> bool:
+        """As on the CPU."""
+        return self._peer(case).supports(case)
+
+    def calls(self, case: Case, data: Data) -> list[Call]:
+        """`reduce_window` and its transpose."""
+        jax: Any = import_module("jax")
+        pool = self._peer(case).pool(case)
+        made: list[Call] = []
+        run, back = jax.jit(pool), jax.jit(lambda a, g: jax.vjp(pool, a)[1](g)[0])
+        for pair in zip(data.x, data.grad, strict=True):
+            moved = (t.movedim(1, -1) if case.layout == "NHWC" else t for t in pair)
+            x, grad = (jax.dlpack.from_dlpack(t) for t in moved)
+            made.append(partial(run, x) if case.mode == "values" else partial(back, x, grad))
+        return made
+
+    def answer(self, case: Case, raw: Any) -> tuple[Any, ...]:
+        """As a tensor, the channels in their place."""
+        t = self.torch.from_dlpack(raw.block_until_ready())
+        return (t.movedim(-1, 1) if case.layout == "NHWC" else t,)
+
+
+class CuPy(Contestant):
+    """CuPy: filters at stride 1, reductions of blocks."""
+
+    name = "CuPy"
+    packages = ("cupy",)
+    captured = False
+
+    def supports(self, case: Case) -> bool:
+        """Contiguous arrays of floats and bytes, values only."""
+        known = ("float32", "float64", "uint8") if case.reduction == "max" else ("float32", "float64")
+        fits = case.keeps_size or case.tiles
+        return case.dtype in known and case.layout == "NCHW" and case.mode == "values" and fits
+
+    def calls(self, case: Case, data: Data) -> list[Call]:
+        """A filter over the pooled axes, or a reshape and a reduction over every second axis."""
+        cupy: Any = import_module("cupy")
+        return [self._call_on(case, cupy.from_dlpack(x)) for x in data.x]
+
+    def _call_on(self, case: Case, x: Any) -> Call:
+        window, maximum = case.window, case.reduction == "max"
+        assert window is not None
+        if case.tiles:
+            blocks = list(case.shape[:2])
+            for out, k in zip(case.plan.out, window.kernel, strict=True):
+                blocks += [out, k]
+            view, axes = x.reshape(blocks), tuple(range(3, len(blocks), 2))
+            return lambda: (view.max if maximum else view.mean)(axis=axes)
+        ndimage: Any = import_module("cupyx.scipy.ndimage")
+        size = (1, 1, *window.kernel)
+        if not maximum:
+            return lambda: ndimage.uniform_filter(x, size, mode="constant")
+        least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+        return lambda: ndimage.maximum_filter(x, size, mode="constant", cval=least)
+
+    def answer(self, case: Case, raw: Any) -> tuple[Any, ...]:
+        """As a tensor."""
+        return (self.torch.from_dlpack(raw),)
+
+
+@cache
+def field() -> tuple[tuple[Contestant, ...], dict[str, str]]:
+    """Whoever is installed, and a note on whoever is not."""
+    ready: list[Contestant] = []
+    missing: dict[str, str] = {}
+    for kind in (Contestant, Eager, Compiled, JaxCuda, CuPy):
+        try:
+            ready.append(kind())
+        except ImportError as error:
+            missing[kind.name] = f"not installed: {error}"
+    return tuple(ready), missing

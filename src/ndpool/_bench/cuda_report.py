@@ -1,0 +1,194 @@
+"""What `cuda.run` measured, told: a table and a summary for a terminal, Markdown, and a chart as SVG.
+
+The share is that of the copy's bandwidth: the time of a copy of the bytes that must move, over the call's. A
+factor over a peer says how many times ndpool is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from xml.etree import ElementTree as ET
+
+from ndpool._bench.cuda_cases import CUDA_CASES
+from ndpool._bench.report import _STYLE, _X, _add, _columns, _factor, _range, geometric_mean
+
+Document = dict[str, Any]
+_PEERS = ("PyTorch", "torch.compile", "JAX", "CuPy")
+_OWN_LIST = CUDA_CASES[0].network
+SERIES = (("ndpool", "ours"), ("torch.compile", "peer"), ("PyTorch", "torch"))
+_NAMES, _WIDTH, _BAR, _STEP, _TOP, _FOOT = 230, 460, 9, 40, 96, 46
+
+
+class Row(NamedTuple):
+    """One case: times in seconds by name, shares of the copy's bandwidth."""
+
+    name: str
+    group: str
+    network: str
+    dtype: str
+    moved: int
+    floor: float
+    times: dict[str, float]
+    hosts: dict[str, float]
+
+    def share(self, name: str = "ndpool") -> float | None:
+        """How much of the copy's bandwidth a contestant reached."""
+        return self.floor / self.times[name] if name in self.times else None
+
+    def over(self, name: str) -> float | None:
+        """How many times faster than a contestant ndpool is."""
+        return self.times[name] / self.times["ndpool"] if name in self.times else None
+
+
+def rows(document: Document) -> list[Row]:
+    """Every case that was timed."""
+    made = []
+    for result in document["results"]:
+        times = {name: entry["median"] for name, entry in result["times"].items()}
+        hosts = {name: entry["host"] for name, entry in result["times"].items() if "host" in entry}
+        if "ndpool" in times:
+            fields = {key: result[key] for key in ("name", "group", "network", "dtype", "moved", "floor")}
+            made.append(Row(**fields, times=times, hosts=hosts))
+    return made
+
+
+def failures(document: Document) -> list[str]:
+    """The cases in which ndpool's own answer was wrong, or none came."""
+    return [f"{result['name']}: {result['error']}" for result in document["results"] if result["error"]]
+
+
+def table(document: Document) -> str:
+    """One line per case."""
+    head = ("case", "MB", "ms", "share", *(f"x {name}" for name in _PEERS), "host us", "PyTorch's")
+    body = [
+        (
+            row.name,
+            f"{row.moved / 1e6:.1f}",
+            f"{row.times['ndpool'] * 1e3:.4f}",
+            _percent(row.share()),
+            *(_factor(row.over(name)) for name in _PEERS),
+            *(f"{row.hosts[name] * 1e6:.1f}" if name in row.hosts else "-" for name in ("ndpool", "PyTorch")),
+        )
+        for row in rows(document)
+    ]
+    return _columns(head, body, left=1)
+
+
+def summary(document: Document) -> str:
+    """The means, what is slower than a peer, the machine, and who could not take part."""
+    lines = [*means(document), ""]
+    for row in rows(document):
+        for name in _PEERS:
+            factor = row.over(name)
+            if factor is not None and factor < 1:
+                lines.append(f"slower than {name}: {row.name} ({_factor(factor)})")
+    lines += [machine_line(document), *(f"{name}: {why}" for name, why in document["missing"].items())]
+    for result in document["results"]:
+        lines += [f"{result['name']}: {name}: {why}" for name, why in result["notes"].items()]
+    return "\n".join(lines)
+
+
+def means(document: Document) -> list[str]:
+    """The geometric means over each list of cases."""
+    lines, every = [], rows(document)
+    for text, own in (
+        ("cases of the table", [row for row in every if row.network == _OWN_LIST]),
+        ("cases of the CPU's list", [row for row in every if row.network != _OWN_LIST]),
+    ):
+        if not own:
+            continue
+        factors = (
+            f"{_factor(geometric_mean(row.over(name) for row in own))} times {name}"
+            for name in _PEERS
+            if any(name in row.times for row in own)
+        )
+        host = geometric_mean(
+            row.hosts["ndpool"] / row.hosts["PyTorch"]
+            for row in own
+            if {"ndpool", "PyTorch"} <= row.hosts.keys()
+        )
+        small = f"; host time of small calls {_factor(host)} times PyTorch's" if host else ""
+        lines.append(f"Geometric mean over {len(own)} {text}: {', '.join(factors)}{small}")
+    return lines
+
+
+def machine_line(document: Document) -> str:
+    """Device, its copy's bandwidth, and versions in one line."""
+    shown = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
+    speed = f"a copy moves {document['copy'] / 1e9:.0f} GB/s"
+    return f"{document['device']}, {speed}, {document['date'][:10]}; {shown}"
+
+
+def markdown(document: Document) -> str:
+    """The table of the documentation: for each class the range over layouts."""
+    lines = [
+        f"| class | share of copy, f32 | bf16 | {_X} PyTorch, f32 | bf16 | {_X} torch.compile | {_X} JAX |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for group, own in _groups(document).items():
+        halves = [[row for row in own if row.dtype == dtype] for dtype in ("float32", "bfloat16")]
+        cells = [_shares(row.share() for row in half) for half in halves]
+        cells += [_range(row.over("PyTorch") for row in half) for half in halves]
+        cells += [_range(row.over(name) for row in own) for name in ("torch.compile", "JAX")]
+        lines.append(f"| {' | '.join((group, *cells))} |")
+    return "\n\n".join(["\n".join(lines), *means(document), machine_line(document)])
+
+
+def chart(document: Document) -> str:
+    """An SVG of the shares of the copy's bandwidth, by class."""
+    bars = {
+        group: [geometric_mean(row.share(name) for row in own) for name, _ in SERIES]
+        for group, own in _groups(document).items()
+    }
+    width, height = _NAMES + _WIDTH + 60, _TOP + _STEP * len(bars) + _FOOT
+    root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
+    root.attrib.update(width=str(width), height=str(height), viewBox=f"0 0 {width} {height}")
+    title = f"Share of a copy's bandwidth, {document['device']}"
+    _add(root, "title", title)
+    _add(root, "style", _STYLE)
+    _add(root, "rect", class_="page", width=width, height=height, rx=12)
+    _add(root, "text", title, class_="title", x=16, y=30)
+    for number, (text, name) in enumerate(SERIES):
+        _add(root, "rect", class_=name, x=16 + 150 * number, y=44, width=12, height=12, rx=2)
+        _add(root, "text", text, x=34 + 150 * number, y=54)
+    bottom = _TOP + _STEP * len(bars)
+    for tenth in range(0, 11, 2):
+        x = _NAMES + _WIDTH * tenth / 10
+        _add(root, "line", class_="floor" if tenth == 10 else "grid", x1=x, x2=x, y1=_TOP - 8, y2=bottom)
+        _add(root, "text", f"{10 * tenth} %", class_="tick", x=x, y=_TOP - 14)
+    for line, (group, values) in enumerate(bars.items()):
+        top = _TOP + _STEP * line + 4
+        _add(root, "text", group, class_="name", x=_NAMES - 10, y=top + 1.5 * _BAR + 6)
+        for number, value in enumerate(values):
+            if value is not None:
+                y, length = top + number * (_BAR + 2), _WIDTH * min(value, 1.05)
+                style = SERIES[number][1]
+                _add(root, "rect", class_=style, x=_NAMES, y=y, width=f"{length:.1f}", height=_BAR)
+                place = {"x": f"{_NAMES + length + 4:.1f}", "y": y + _BAR - 1}
+                _add(root, "text", _percent(value), class_="value", **place)
+    note = f"Geometric means over dtypes and layouts. {document['device']}, {document['date'][:10]}"
+    _add(root, "text", note, class_="note", x=16, y=height - 18)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _groups(document: Document) -> dict[str, list[Row]]:
+    """The classes of the large cases, or of all where there are none."""
+    every = rows(document)
+    every = [row for row in every if row.network == _OWN_LIST] or every
+    return {
+        group: [row for row in every if row.group == group] for group in dict.fromkeys(r.group for r in every)
+    }
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def _shares(values: Iterable[float | None]) -> str:
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return "-"
+    low, high = (f"{100 * value:.0f}" for value in (known[0], known[-1]))
+    return f"{low} %" if low == high else f"{low} to {high} %"

@@ -1,0 +1,87 @@
+"""The benchmark of a GPU where there is none: its list, what it tells, and how it refuses."""
+
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from ndpool._bench import CASES, cuda, cuda_report
+from ndpool._bench.cuda_cases import CUDA_CASES
+from ndpool._cli import main
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+
+def entry(name, seconds, group="max, values", dtype="float32", network="large batches", **more):
+    times = {
+        key: {"median": value, "low": value, "high": value, "rounds": 5} for key, value in seconds.items()
+    }
+    result = {"name": name, "group": group, "network": network, "dtype": dtype, "moved": 4000, "floor": 1e-6}
+    return result | {"times": times, "notes": {}, "error": None} | more
+
+
+@pytest.fixture
+def document():
+    results = [
+        entry("a", {"ndpool": 1.25e-6, "PyTorch": 5e-6, "torch.compile": 2.5e-6}),
+        entry("b", {"ndpool": 2e-6, "PyTorch": 4e-6, "torch.compile": 1e-6}, notes={"CuPy": "wrong answer"}),
+        entry("c", {"ndpool": 4e-6, "PyTorch": 8e-6}, dtype="bfloat16"),
+        entry("d", {"ndpool": 1e-6, "PyTorch": 3e-6}, group="small", network="VGG"),
+        entry("e", {}, error="wrong answer: 1 elements"),
+    ]
+    results[3]["times"]["ndpool"]["host"], results[3]["times"]["PyTorch"]["host"] = 2e-5, 1e-5
+    about = {"format": cuda.FORMAT, "date": "2026-01-02T03:04:05+00:00", "device": "GPU", "copy": 4e12}
+    return about | {"versions": {"ndpool": "1", "PyTorch": "2"}, "missing": {"JAX": "no"}, "results": results}
+
+
+def test_the_list_has_every_case_of_the_cpu_and_large_ones():
+    assert cuda.ALL_CASES[-len(CASES) :] == CASES
+    assert len({case.name for case in cuda.ALL_CASES}) == len(cuda.ALL_CASES)
+    assert {case.layout for case in CUDA_CASES} == {"NCHW", "NHWC"}
+    assert {case.mode for case in CUDA_CASES} == {"values", "offsets", "indices", "backward"}
+
+
+def test_shares_and_factors(document):
+    rows = cuda_report.rows(document)
+    assert [row.name for row in rows] == ["a", "b", "c", "d"]
+    assert rows[0].share() == pytest.approx(0.8)
+    assert rows[1].over("torch.compile") == pytest.approx(0.5)
+    assert rows[2].over("torch.compile") is None
+    text = cuda_report.markdown(document)
+    assert "| max, values | 50 to 80 % | 25 % | 2.00 to 4.00 | 2.00 | 0.50 to 2.00 | - |" in text
+    assert "| small |" not in text
+    assert "1 cases of the CPU's list: 3.00 times PyTorch; host time of small calls 2.00 times" in text
+    assert cuda_report.failures(document) == ["e: wrong answer: 1 elements"]
+    summary = cuda_report.summary(document)
+    assert "slower than torch.compile: b (0.50)" in summary
+    assert "b: CuPy: wrong answer" in summary
+    assert "80 %" in cuda_report.table(document)
+
+
+def test_chart(document):
+    root = ET.fromstring(cuda_report.chart(document))
+    bars = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("height") == "9"]
+    assert len(bars) == 3
+    assert json.loads(json.dumps(document)) == document
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_refusals(capsys):
+    assert main(["bench", "--device", "cuda", "--case", "max 2x2"]) != 0
+    assert "needs a CUDA device" in capsys.readouterr().err
+    assert main(["bench", "--device", "cuda", "--threads", "1"]) != 0
+    assert "--threads is for the CPU" in capsys.readouterr().err
+
+
+def test_answers_are_compared_in_every_element():
+    case = next(case for case in CUDA_CASES if case.mode == "values" and case.reduction == "max")
+    one = torch.ones(2, 2, dtype=torch.float64)
+    assert cuda.compare(case, (one,), (one,)) is None
+    other = one.clone()
+    other[1, 0] += 1e-9
+    assert "first at (1, 0)" in cuda.compare(case, (other,), (one,))
+    mean = next(case for case in CUDA_CASES if case.reduction == "avg")
+    assert cuda.compare(mean, (other,), (one,)) is None
+    other[0, 1] = float("nan")
+    assert "first at (0, 1)" in cuda.compare(mean, (other,), (one,))
