@@ -270,11 +270,13 @@ def test_lp_constructor_refuses_power_zero(ndim, norm_type):
 def test_padding_limit_is_told_before_and_at_the_call(family, ndim):
     """pytorch#103423: the constructor's documentation states the limit, the message names it."""
     cls = layer_class(family, ndim)
-    assert "padding <= (dilation * (kernel_size - 1) + 1) // 2" in cls.__doc__
+    assert "padding <= kernel_size // 2" in cls.__doc__
     x = np.zeros((1, 1) + (8,) * ndim)
     assert cls(3, padding=1)(x).shape == (1, 1) + (3,) * ndim
-    with pytest.raises(ValueError, match=r"padding.*limit 1"):
-        cls(3, padding=2)(x)
+    options = [{}, {"dilation": 3}] if family == "MaxPool" else [{}]
+    for dilated in options:
+        with pytest.raises(ValueError, match=r"padding.*limit 1"):
+            cls(3, padding=2, **dilated)(x)
 
 
 @every_class

@@ -120,7 +120,7 @@ def max_pool2d(
     stride : int or pair of int, optional
         Distance between windows; the window's size by default.
     padding : int or pair of int
-        Cells of -inf around the input, at most half the (dilated) window.
+        Cells of -inf around the input, at most ``kernel_size // 2``.
     dilation : int or pair of int
         Distance between the elements of a window.
     ceil_mode : bool

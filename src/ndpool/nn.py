@@ -104,7 +104,7 @@ class _Sliding(_Layer):
         Step from one window to the next; the kernel size unless given.
     padding : int or sequence of int
         Border on both sides that never wins a maximum and adds nothing to a sum. At most half the kernel,
-        ``padding <= (dilation * (kernel_size - 1) + 1) // 2``; a call refuses more and names the limit.
+        ``padding <= kernel_size // 2``, whatever the dilation; a call refuses more and names the limit.
     """
 
     kernel_size: Size
