@@ -24,14 +24,20 @@ MODELS = "ndpool models 1"  # as torch_models.py writes them
 
 
 def models(document: dict[str, Any]) -> str:
-    """The table of whole models, before and after."""
-    lines = ["| model | input | mode | PyTorch | accelerated | faster |", "|---|---|---|---|---|---|"]
+    """The table of whole models, before and after; with the memory of a device where it was measured."""
+    peaks = any("peak_bytes" in row for row in document["results"])
+    head = ["model", "input", "mode", "PyTorch", "accelerated", "faster", *["peak memory"] * peaks]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in document["results"]:
         before, after = (f"{row[who]['median_s'] * 1e3:.1f} ms" for who in ("torch", "ndpool"))
-        size, faster = "x".join(map(str, row["input"])), f"{row['speedup']:.2f}"
-        lines.append(f"| {' | '.join((row['model'], size, row['mode'], before, after, faster))} |")
-    threads = document["threads"]["torch"]
-    about = f"{document['processor']}, {threads} threads, PyTorch {document['versions']['torch']}"
+        cells = [row["model"], "x".join(map(str, row["input"])), row["mode"], before, after]
+        cells.append(f"{row['speedup']:.2f}")
+        if peaks:
+            first, then = (row["peak_bytes"][who] / 2**20 for who in ("torch", "ndpool"))
+            cells.append(f"{first:.0f} to {then:.0f} MiB")
+        lines.append(f"| {' | '.join(cells)} |")
+    threads = "" if peaks else f", {document['threads']['torch']} threads"
+    about = f"{document['processor']}{threads}, PyTorch {document['versions']['torch']}"
     return "\n".join([*lines, "", about])
 
 

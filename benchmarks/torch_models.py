@@ -1,9 +1,11 @@
-"""End to end: inference and a training step of whole models on the CPU, before and after `accelerate`.
+"""End to end: inference and a training step of whole models, before and after `accelerate`.
 
 Both contestants run in one process, in shuffled order, after their answers were compared; medians and
-quartiles are printed and, with --json, written together with what they were measured on.
+quartiles are printed and, with --json, written together with what they were measured on. On a GPU the models
+are larger and run with automatic mixed precision, and the peak of the memory is told too.
 
     python benchmarks/torch_models.py --json results.json
+    python benchmarks/torch_models.py --device cuda --json results.json
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import platform
 import random
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
 from time import perf_counter
@@ -33,28 +36,54 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "ResNet stem and head": (lambda: ResNetStem(64), (8, 3, 224, 224)),
     "SPPF": (lambda: SPPF(512, 512), (8, 512, 20, 20)),
 }
+
+
+class UNetEncoder3d(torch.nn.Sequential):
+    """The way down of a 3-D U-Net: two convolutions a level, and a pool between levels."""
+
+    def __init__(self, widths: tuple[int, ...] = (1, 32, 64, 128)) -> None:
+        layers: list[torch.nn.Module] = []
+        for n_in, n_out in pairwise(widths):
+            for n in (n_in, n_out):
+                layers += [torch.nn.Conv3d(n, n_out, 3, padding=1, bias=False), torch.nn.BatchNorm3d(n_out)]
+                layers.append(torch.nn.ReLU())
+            layers.append(torch.nn.MaxPool3d(2))
+        super().__init__(*layers)
+
+
+CUDA_CASES: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
+    "ResNet stem and head": (lambda: ResNetStem(64), (256, 3, 224, 224)),
+    "VGG blocks": (lambda: VGGBlocks((3, 64, 128, 256)), (64, 3, 224, 224)),
+    "3-D U-Net encoder": (UNetEncoder3d, (4, 1, 64, 128, 128)),
+}
 CONTESTANTS = ("torch", "ndpool")
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+cuda = False  # set by --device
 
 
 def infer(model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     """Forward, with nothing kept."""
-    with torch.inference_mode():
+    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=cuda):
         return [model(x)]
 
 
 def train(model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     """Forward and backward; the answer is the output and every gradient."""
     model.zero_grad()
-    y = model(x)
-    y.square().mean().backward()
+    with torch.autocast("cuda", torch.bfloat16, enabled=cuda):
+        y = model(x)
+        loss = y.float().square().mean()
+    loss.backward()
     return [y.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
 def check(models: dict[str, torch.nn.Module], step: Callable[..., Any], x: torch.Tensor) -> None:
     """No timing of wrong answers; also the warm-up."""
     wanted, got = ([t.clone() for t in step(models[name], x)] for name in CONTESTANTS)
+    # Convolutions in bfloat16 differ from run to run by more than the pools.
+    rtol, atol = (2e-2, 3e-2) if cuda else (1e-4, 1e-5)
     for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * b.abs().max().item())
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol * b.abs().max().item())
 
 
 def measure(
@@ -68,6 +97,8 @@ def measure(
         for name in order:
             start = perf_counter()
             step(models[name], x)
+            if cuda:
+                torch.cuda.synchronize()
             times[name].append(perf_counter() - start)
     return times
 
@@ -78,11 +109,24 @@ def summary(times: list[float]) -> dict[str, float]:
     return {"median_s": median, "low_quartile_s": low, "high_quartile_s": high, "runs": len(times)}
 
 
-def run(name: str, seconds: float) -> list[dict[str, Any]]:
+def peak(model: torch.nn.Module, step: Callable[..., Any], x: torch.Tensor) -> int:
+    """Bytes of the device that were in use at most."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step(model, x)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def run(name: str, seconds: float, last: bool = False) -> list[dict[str, Any]]:
     """Both modes of one model; a row of results for each."""
-    make, shape = CASES[name]
+    make, shape = (CUDA_CASES if cuda else CASES)[name]
     torch.manual_seed(0)
-    model, x = make(), torch.randn(shape)
+    device = "cuda" if cuda else "cpu"
+    model, x = make().to(device), torch.randn(shape).to(device)
+    if last:
+        # Weights of single channels have both formats; a model of volumes takes one for volumes.
+        model, x = (t.to(memory_format=FORMATS[len(shape)]) for t in (model, x))
     models = {"torch": model, "ndpool": copy.deepcopy(model)}
     swapped = [entry.kind for entry in ndpool.torch.accelerate(models["ndpool"]).swapped]
     kept = {who: saved_bytes(models[who], x) for who in CONTESTANTS}
@@ -93,9 +137,9 @@ def run(name: str, seconds: float) -> list[dict[str, Any]]:
         check(models, step, x)
         times = measure(models, step, x, seconds)
         row: dict[str, Any] = {
-            "model": name,
+            "model": f"{name}, channels-last" if last else name,
             "input": shape,
-            "dtype": "float32",
+            "dtype": "bfloat16, automatic" if cuda else "float32",
             "mode": mode,
             "swapped": swapped,
         }
@@ -103,6 +147,8 @@ def run(name: str, seconds: float) -> list[dict[str, Any]]:
         row["speedup"] = row["torch"]["median_s"] / row["ndpool"]["median_s"]
         if step is train:
             row["saved_for_backward_bytes"] = kept
+        if cuda:
+            row["peak_bytes"] = {who: peak(models[who], step, x) for who in CONTESTANTS}
         rows.append(row)
         print(line(row), flush=True)
     return rows
@@ -119,11 +165,15 @@ def line(row: dict[str, Any]) -> str:
     parts.append(f"{row['speedup']:.2f}x")
     if kept := row.get("saved_for_backward_bytes"):
         parts.append(f"kept {kept['torch'] / 2**20:.1f} -> {kept['ndpool'] / 2**20:.1f} MiB")
+    if top := row.get("peak_bytes"):
+        parts.append(f"peak {top['torch'] / 2**20:.0f} -> {top['ndpool'] / 2**20:.0f} MiB")
     return "  ".join(parts)
 
 
 def processor() -> str:
     """The name of the processor, where the system tells it."""
+    if cuda:
+        return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")
     names = (
         [row for row in info.read_text().splitlines() if row.startswith("model name")]
@@ -136,12 +186,13 @@ def processor() -> str:
 def setting() -> dict[str, Any]:
     """What the results were measured on."""
     config = ndpool.show_config()
+    mine = None if cuda else ndpool.get_num_threads()
     return {
         "machine": platform.machine(),
         "processor": processor(),
         "cores": config["cores"],
         "instruction set": config["instruction set"],
-        "threads": {"torch": torch.get_num_threads(), "ndpool": ndpool.get_num_threads()},
+        "threads": {"torch": torch.get_num_threads(), "ndpool": mine},
         "versions": {
             "ndpool": config["ndpool"],
             "torch": torch.__version__,
@@ -160,13 +211,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the results")
     parser.add_argument("--threads", type=int, help="threads of both; each one's default if not given")
     parser.add_argument("--seconds", type=float, default=12, help="time for each model and mode")
-    parser.add_argument("--only", choices=CASES, help="one model only")
+    parser.add_argument("--only", choices={*CASES, *CUDA_CASES}, help="one model only")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
+    global cuda
+    cuda = torch.backends.cudnn.benchmark = options.device == "cuda"
     if options.threads:
         torch.set_num_threads(options.threads)
         ndpool.set_num_threads(options.threads)
     about = setting()
-    results = [row for name in CASES if options.only in (None, name) for row in run(name, options.seconds)]
+    results = []
+    for name in CUDA_CASES if cuda else CASES:
+        for last in (False, True) if cuda else (False,):
+            if options.only in (None, name):
+                results += run(name, options.seconds, last)
     if options.json:
         document = {"format": FORMAT} | about | {"results": results}
         options.json.write_text(json.dumps(document, indent=1) + "\n")
