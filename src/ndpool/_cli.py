@@ -28,6 +28,7 @@ examples:
   ndpool demo --no-picture          write no file
   ndpool info                       instruction set, threads, versions
   ndpool bench --quick              time a case of every kind next to the libraries that are installed
+  ndpool explore                    see windows move, in the browser
 
 the same from Python:
   >>> import numpy as np, ndpool
@@ -53,6 +54,15 @@ examples:
   ndpool bench --device cuda                  on a GPU, next to PyTorch, torch.compile, JAX and CuPy
 
 exit codes: 1 if an answer of ndpool was wrong or a file could not be written"""
+
+_EXPLORE_EPILOG = """\
+The page is for this machine alone unless --host says otherwise; Ctrl-C stops it (exit code 0). Its address
+holds all that was chosen; --state takes such an address, or the part behind its "#".
+
+examples:
+  ndpool explore
+  ndpool explore --state 'reduce=avg&size=7x9&kernel=3&stride=2&padding=same'
+  ndpool explore --export windows.html --state 'mode=adaptive&size=10x7&output_size=3'"""
 
 # A window whose maximum is negative although it holds padding, and an element that wins two windows.
 _PICTURED = np.array(
@@ -132,6 +142,22 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart (SVG)")
     bench.add_argument("--list", action="store_true", help="show the cases and stop")
     bench.set_defaults(run=_bench)
+
+    explore = commands.add_parser(
+        "explore",
+        help="see windows move over an input, in the browser",
+        description="Open a page that shows where windows lie, what they hold and what they give.",
+        epilog=_EXPLORE_EPILOG,
+        formatter_class=layout,
+    )
+    explore.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    explore.add_argument("--port", type=int, metavar="N", help="port (default: 7667, or a free one)")
+    explore.add_argument("--no-browser", action="store_true", help="open no browser")
+    explore.add_argument("--state", default="", metavar="STATE", help="what the page shows first")
+    explore.add_argument(
+        "--export", type=Path, metavar="FILE", help="write the state as one HTML file and stop"
+    )
+    explore.set_defaults(run=_explore)
     return parser
 
 
@@ -168,6 +194,20 @@ def _write(what: str, path: Path, text: str) -> bool:
         print(f"ndpool: cannot write the {what} to {path}: {error.strerror}", file=sys.stderr)
         return False
     return True
+
+
+def _explore(arguments: argparse.Namespace) -> int:
+    from ndpool import _explore as explore
+
+    if arguments.export is None:
+        explore.serve(arguments.host, arguments.port, arguments.state, not arguments.no_browser)
+        return 0
+    try:
+        print(f"Page of one state: {explore.export(arguments.export, arguments.state).resolve()}")
+    except OSError as error:
+        print(f"ndpool: cannot write the page to {arguments.export}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,298 @@
+"""The Python calls for a state: ndpool's, PyTorch's where it has one, and NumPy's alone.
+
+Each is a whole program that leaves the output in `y`; the tests run all three and compare. Where PyTorch has
+no such pool, its snippet is empty and its note says why.
+"""
+
+from __future__ import annotations
+
+from math import inf, isinf, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+import ndpool
+from ndpool import geometry
+from ndpool._explore.state import State
+from ndpool.reductions import REDUCTIONS
+
+_NAMED = {"max": "max_pool", "avg": "avg_pool", "lp": "lp_pool"}
+
+
+def snippets(state: State, plan: geometry.Plan, x: NDArray[np.float64]) -> dict[str, dict[str, str]]:
+    """Code and note per library for the pool of `x`."""
+    batched, plane = (_data(state, x, lead) for lead in ("1, 1, ", ""))
+    torch, note = _torch(state, plan)
+    if torch:
+        head = "import numpy as np\nimport torch\nimport torch.nn.functional as F\n\n"
+        torch = f"{head}x = torch.from_numpy({batched})\n{torch}"
+    return {
+        "ndpool": {
+            "code": f"import numpy as np\nimport ndpool\n\nx = {batched}\n{_ndpool(state)}",
+            "note": "",
+        },
+        "torch": {"code": torch, "note": note},
+        "numpy": {"code": f"import numpy as np\n\nx = {plane}\n{_numpy(state, plan)}", "note": ""},
+    }
+
+
+def _data(state: State, x: NDArray[np.float64], lead: str) -> str:
+    """An expression for the input, with leading axes of one element as `lead` writes them."""
+    shape = f"({lead}{', '.join(map(str, state.size))}{',' if not lead and state.dims == 1 else ''})"
+    if state.data == "random":
+        return f"np.random.default_rng({state.seed}).integers(-9, 10, {shape}).astype(float)"
+    if state.data == "ramp":
+        return f"np.arange({prod(state.size)}.0)" + (f".reshape{shape}" if lead or state.dims > 1 else "")
+    rows = [f"[{', '.join(map(_literal, row.tolist()))}]" for row in x.reshape(-1, state.size[-1])]
+    indent = "\n" + " " * (5 + len("np.array("))
+    listed = f"[{f',{indent}'.join(rows)}]" if state.dims == 2 else rows[0]
+    return f"np.array({listed}, float)" + (f".reshape{shape}" if lead else "")
+
+
+def _literal(value: float) -> str:
+    if value != value:
+        return "np.nan"
+    if isinf(value):
+        return "np.inf" if value > 0 else "-np.inf"
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+
+
+def _norm(value: float) -> str:
+    return repr(value).replace("inf", "float('inf')") if isinf(value) else f"{value:g}"
+
+
+def _one(values: tuple[int, ...]) -> str:
+    """One number where all are the same, as the functions take it."""
+    return str(values[0]) if len(set(values)) == 1 else str(values)
+
+
+def _even(state: State) -> tuple[int, ...] | None:
+    """The padding as PyTorch takes it: as much before as after, and at most half the kernel."""
+    if state.padding == "valid":
+        return (0,) * state.dims
+    if isinstance(state.padding, str):
+        return None
+    fits = all(a == b and a <= k // 2 for (a, b), k in zip(state.padding, state.kernel, strict=True))
+    return tuple(a for a, _ in state.padding) if fits else None
+
+
+def _native(state: State) -> bool:
+    """Whether PyTorch has a function for exactly this."""
+    if state.mode == "adaptive":
+        return state.reduce in ("max", "avg")
+    pads = _even(state)
+    if state.reduce == "max":
+        return pads is not None
+    if pads is None or set(state.dilation) != {1}:
+        return False
+    if state.reduce == "lp":
+        return not any(pads)
+    return state.reduce == "avg" and (state.dims == 2 or state.divisor_override is None)
+
+
+def _window(state: State, pads: tuple[int, ...] | None = None) -> list[str]:
+    """The arguments of a named sliding function after the kernel; `pads` replaces the padding."""
+    pads = _even(state) or () if pads is None else pads
+    parts = [] if state.stride is None else [f"stride={_one(state.stride)}"]
+    if any(pads):
+        parts.append(f"padding={_one(pads)}")
+    if set(state.dilation) != {1}:
+        parts.append(f"dilation={_one(state.dilation)}")
+    if state.ceil_mode:
+        parts.append("ceil_mode=True")
+    if state.reduce == "avg":
+        if any(pads) and not state.count_include_pad:
+            parts.append("count_include_pad=False")
+        if state.divisor_override is not None:
+            parts.append(f"divisor_override={state.divisor_override}")
+    return parts
+
+
+def _named(state: State, module: str, x: str = "x", pads: tuple[int, ...] | None = None) -> str:
+    """The call of a function that ndpool and PyTorch both have."""
+    name = "max_pool" if state.reduce == "min" else _NAMED[state.reduce]
+    indices = ["return_indices=True"] if REDUCTIONS[state.reduce].picks and pads is None else []
+    if state.mode == "adaptive":
+        parts = [x, _one(state.output_size), *indices]
+        return f"{module}.adaptive_{name}{state.dims}d({', '.join(parts)})"
+    norm = [_norm(state.norm_type)] if state.reduce == "lp" else []
+    parts = [x, *norm, _one(state.kernel), *_window(state, pads), *indices]
+    return f"{module}.{name}{state.dims}d({', '.join(parts)})"
+
+
+def _ndpool(state: State) -> str:
+    picks = REDUCTIONS[state.reduce].picks
+    if _native(state):
+        call = _named(state, "ndpool")
+    else:
+        adaptive = state.mode == "adaptive"
+        parts = ["x", str(state.output_size if adaptive else state.kernel), f'reduce="{state.reduce}"']
+        parts += [f"norm_type={_norm(state.norm_type)}"] if state.reduce == "lp" else []
+        parts += [] if adaptive else _general(state)
+        parts += ["return_indices=True"] if picks else []
+        call = f"ndpool.{'adaptive_' if adaptive else ''}pool({', '.join(parts)})"
+    return f"{'y, i' if picks else 'y'} = {call}\n"
+
+
+def _general(state: State) -> list[str]:
+    parts = [] if state.stride is None else [f"stride={_one(state.stride)}"]
+    if isinstance(state.padding, str):
+        parts.append(f'padding="{state.padding}"')
+    elif any(map(any, state.padding)):
+        even = all(a == b for a, b in state.padding)
+        pads = _one(tuple(a for a, _ in state.padding)) if even else str(list(state.padding))
+        parts.append(f"padding={pads}")
+    if set(state.dilation) != {1}:
+        parts.append(f"dilation={_one(state.dilation)}")
+    if state.ceil_mode:
+        parts.append("ceil_mode=True")
+    if state.reduce in ("avg", "lp") and not state.count_include_pad:
+        parts.append("count_include_pad=False")
+    if state.reduce == "avg" and state.divisor_override is not None:
+        parts.append(f"divisor_override={state.divisor_override}")
+    return parts
+
+
+def _torch(state: State, plan: geometry.Plan) -> tuple[str, str]:
+    """Code and note; no code where PyTorch cannot."""
+    if _native(state):
+        return f"{'y, i' if REDUCTIONS[state.reduce].picks else 'y'} = {_named(state, 'F')}\n", ""
+    if state.mode == "adaptive" and state.reduce != "min":
+        return "", f"PyTorch cannot: it has no adaptive {'norm' if state.reduce == 'lp' else 'sum'}."
+    if not REDUCTIONS[state.reduce].picks and set(state.dilation) != {1}:
+        return "", "PyTorch cannot: its averages, sums and norms have no dilation."
+    negated = "PyTorch has no minimum: it is the maximum of -x, negated."
+    if state.reduce == "min" and (state.mode == "adaptive" or _even(state) is not None):
+        return f"y, i = {_named(state, 'F', '-x')}\ny = -y\n", negated
+    notes, head = [], ""
+    pads = None if state.reduce == "lp" else _even(state)
+    if pads is None:
+        if reason := _no_padding_first(state, plan):
+            return "", f"PyTorch cannot: {reason}"
+        around = [p for axis in reversed(plan.axes) for p in (-axis.bounds[0], axis.bounds[1] - axis.size)]
+        fill = {"max": ", value=float('-inf')", "min": ", value=float('inf')"}.get(state.reduce, "")
+        head = f"x = F.pad(x, {tuple(around)}{fill})\n"
+        lost = ", so positions would be those of the padded one" if fill else ""
+        notes.append(f"PyTorch has no such padding: the input is padded first{lost}.")
+        pads = (0,) * state.dims
+    if state.reduce == "min":
+        return f"{head}y = -{_named(state, 'F', '-x', pads)}\n", " ".join([negated, *notes])
+    if state.reduce in ("max", "lp"):
+        return f"{head}y = {_named(state, 'F', 'x', pads)}\n", " ".join(notes)
+    code, note = _torch_sum(state, pads)
+    return head + code, " ".join([*notes, note]).strip()
+
+
+def _no_padding_first(state: State, plan: geometry.Plan) -> str:
+    """Why padding the input beforehand would not give the same; empty where it does."""
+    sizes = tuple(axis.bounds[1] - axis.bounds[0] for axis in plan.axes)
+    outs = ndpool.output_size(sizes, state.kernel, state.stride, 0, state.dilation, state.ceil_mode)
+    if outs != plan.out:
+        return "in ceil mode windows would also begin in padding that was added beforehand."
+    if state.reduce == "avg" and not state.count_include_pad and state.divisor_override is None:
+        return "its averages leave padding out only if it is even and at most half the kernel."
+    if state.reduce == "lp" and (not 0 < state.norm_type < inf or not state.count_include_pad):
+        return "its norms have no padding."
+    return ""
+
+
+def _torch_sum(state: State, pads: tuple[int, ...]) -> tuple[str, str]:
+    """Sums and averages with a divisor: two-dimensional averages that divide by a number of one's own."""
+    if state.reduce == "avg" and (state.dims == 2 or state.divisor_override is None):
+        return f"y = {_named(state, 'F', pads=pads)}\n", ""
+    divisor = state.divisor_override if state.reduce == "avg" else 1
+    note = "PyTorch has no sum: it is an average that divides by 1." if state.reduce == "sum" else ""
+    stride = state.stride or state.kernel
+    parts = [_one(state.kernel), f"stride={_one(stride)}", f"padding={_one(pads)}"]
+    x, y = "x", ""
+    if state.dims == 1:
+        note = f"{note} Only two-dimensional averages take a divisor.".strip()
+        parts = [f"(1, {state.kernel[0]})", f"stride=(1, {stride[0]})", f"padding=(0, {pads[0]})"]
+        x, y = "x[:, :, None]", "[:, :, 0]"
+    if not any(pads):
+        parts.pop()
+    parts += ["ceil_mode=True"] if state.ceil_mode else []
+    return f"y = F.avg_pool2d({', '.join([x, *parts, f'divisor_override={divisor}'])}){y}\n", note
+
+
+def _numpy(state: State, plan: geometry.Plan) -> str:
+    return _numpy_adaptive(state) if state.mode == "adaptive" else _numpy_sliding(state, plan)
+
+
+def _numpy_adaptive(state: State) -> str:
+    lines = []
+    for name, size, out in zip(
+        ("rows", "columns")[-state.dims :], state.size, state.output_size, strict=True
+    ):
+        lines.append(
+            f"{name} = [slice(o * {size} // {out}, -(-(o + 1) * {size} // {out})) for o in range({out})]\n"
+        )
+    norm = _norm(state.norm_type)
+    part = "x[c]" if state.dims == 1 else "x[r, c]"
+    value = {
+        "max": f"{part}.max()",
+        "min": f"{part}.min()",
+        "sum": f"{part}.sum()",
+        "avg": f"{part}.mean()",
+        "lp": f"({part} ** {norm}).sum() ** (1 / {norm})",
+    }[state.reduce]
+    if state.reduce == "lp" and isinf(state.norm_type):
+        value = f"abs({part}).{'max' if state.norm_type > 0 else 'min'}()"
+    inner = f"[{value} for c in columns]"
+    lines.append(f"y = np.array({inner if state.dims == 1 else f'[{inner} for r in rows]'})\n")
+    return "".join(lines)
+
+
+def _numpy_sliding(state: State, plan: geometry.Plan) -> str:
+    # Behind the input: padding as far as windows reach into it, then what windows hang over.
+    stride = state.stride or state.kernel
+    pads, over, spans = [], [], []
+    for axis in plan.axes:
+        after = axis.bounds[1] - axis.size
+        reach = axis.origin + (axis.out - 1) * axis.stride + (axis.kernel - 1) * axis.step + 1
+        behind = max(0, reach - axis.size)
+        pads.append((-axis.bounds[0], min(after, behind)))
+        over.append((0, max(0, behind - after)))
+        spans.append((axis.kernel - 1) * axis.step + 1)
+    whole = [(before, a + b) for (before, a), (_, b) in zip(pads, over, strict=True)]
+    steps = ", ".join(
+        f"::{step}" for step in (stride if set(state.dilation) == {1} else (*stride, *state.dilation))
+    )
+    padded = any(map(any, whole))
+    view = ["", f"def windows(a, fill=0, pad={whole}):" if padded else "def windows(a):"]
+    view += ["    a = np.pad(a, pad, constant_values=fill)"] if padded else []
+    view += [f"    return np.lib.stride_tricks.sliding_window_view(a, {tuple(spans)})[{steps}]", "", ""]
+    return "\n".join(view) + _numpy_reduce(state, padded, pads, over)
+
+
+def _numpy_reduce(
+    state: State, padded: bool, pads: list[tuple[int, int]], over: list[tuple[int, int]]
+) -> str:
+    axes = ", axis=(-2, -1))" if state.dims == 2 else ", axis=-1)"
+    p, norm = state.norm_type, _norm(state.norm_type)
+    if state.reduce in ("max", "min"):
+        fill = "-np.inf" if state.reduce == "max" else "np.inf"
+        return f"y = np.{state.reduce}(windows(x{f', {fill}' if padded else ''}){axes}\n"
+    if state.reduce == "sum":
+        return f"y = np.sum(windows(x){axes}\n"
+    if state.reduce == "lp" and isinf(p):
+        fill = ", np.inf" if padded and p < 0 else ""
+        return f"y = np.{'max' if p > 0 else 'min'}(windows(abs(x){fill}){axes}\n"
+    power = f"x ** {norm}" if state.reduce == "lp" else "x"
+    counted, taps = "", str(prod(state.kernel))
+    if state.reduce == "avg" and state.divisor_override is not None:
+        count = str(state.divisor_override)
+    elif any(map(any, pads)) and not state.count_include_pad:
+        counted, count = f"n = np.sum(windows(np.ones_like(x)){axes}  # cells of the input\n", "n"
+    elif any(map(any, over)):
+        ones = "np.ones_like(x)"
+        if any(map(any, pads)):
+            ones = f"np.pad({ones}, {pads}, constant_values=1)"
+        counted = f"n = np.sum(windows({ones}, pad={over}){axes}  # cells up to the end of the padding\n"
+        count = "n"
+    else:
+        count = taps
+    if state.reduce == "avg":
+        return f"{counted}y = np.sum(windows(x){axes} / {count}\n"
+    scale = "" if count == taps else f" / {count} * {taps}"
+    return f"{counted}y = (np.sum(windows({power}){axes}{scale}) ** (1 / {norm})\n"
