@@ -4,12 +4,12 @@ TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
 CORE := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
-PACKAGE := $(CORE) README.md LICENSE $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed)
+PACKAGE := $(CORE) README.md LICENSE $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.html' -o -name '*.js' -o -name '*.css')
 SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types unit test-gpu sanitize wheel clean
+.PHONY: help demo test lint types unit browser docs test-gpu sanitize wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,8 +27,19 @@ lint: .venv/.development  ## check and format-check Python and C++
 types: .venv/.development  ## check the types of the package
 	$(BIN)/mypy --strict src
 
-unit: .venv/.development  ## run the tests and the examples in the documentation
+unit: .venv/.development browser  ## run the tests and the examples in the documentation
 	$(BIN)/pytest -n 2
+
+# The explorer is tested in Chromium. Where there is none, root gets Debian's; otherwise those tests are skipped.
+browser:
+	@command -v chromedriver >/dev/null || { \
+	    test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get -qq update && \
+	    DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install chromium chromium-driver \
+	        >/dev/null; \
+	} || echo 'No chromedriver, and no way to install it: the tests in a browser are skipped.'
+
+docs: .venv/.development  ## build the documentation into site/, strictly
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Needs no compiled core: the Python that runs it has PyTorch, Triton and pytest.
 test-gpu:  ## run the checks of the GPU kernels, on a GPU
@@ -44,7 +55,7 @@ wheel: .venv/.made  ## build a wheel into dist/
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-sanitize build dist .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
+	rm -rf .venv .venv-sanitize build dist site .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made .venv-sanitize/.made:

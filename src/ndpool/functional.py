@@ -301,7 +301,7 @@ def lp_pool1d(
     out: A | None = None,
 ) -> A:
     """
-    1-D power-average pooling: (sum of x**p) ** (1/p) over each window.
+    1-D power-average pooling: ``(sum of x**p) ** (1/p)`` over each window.
 
     Arguments and results as in `lp_pool2d`, for an input of (N, C, L) or (C, L).
 
@@ -330,7 +330,7 @@ def lp_pool2d(
     out: A | None = None,
 ) -> A:
     """
-    2-D power-average pooling: (sum of x**p) ** (1/p) over each window.
+    2-D power-average pooling: ``(sum of x**p) ** (1/p)`` over each window.
 
     A window cut off by `ceil_mode` is scaled up to a whole one, and negative inputs keep their sign,
     both as in PyTorch.
@@ -379,7 +379,7 @@ def lp_pool3d(
     out: A | None = None,
 ) -> A:
     """
-    3-D power-average pooling: (sum of x**p) ** (1/p) over each window.
+    3-D power-average pooling: ``(sum of x**p) ** (1/p)`` over each window.
 
     Arguments and results as in `lp_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
 
@@ -428,7 +428,7 @@ def adaptive_max_pool2d(
     """
     2-D max pooling to a fixed output size, whatever the input's size.
 
-    Window `o` of `n` over a size `s` is [floor(o*s/n), ceil((o+1)*s/n)).
+    Window `o` of `n` over a size `s` is ``[floor(o*s/n), ceil((o+1)*s/n))``.
 
     Parameters
     ----------

@@ -99,7 +99,7 @@ def pool(
     count_include_pad, divisor_override : bool, int
         What an average is divided by: the window with or without its padding, or a number of your own.
     norm_type : float
-        The p of `reduce="lp"`, which is (window size * mean of x**p) ** (1/p).
+        The p of `reduce="lp"`, which is ``(window size * mean of x**p) ** (1/p)``.
     return_indices : bool
         Also return the int64 position of each max or min in the plane of the pooled axes.
     dtype : dtype
@@ -180,8 +180,8 @@ def adaptive_pool(
     """
     Pool any axes of an array to a fixed size, whatever their size was.
 
-    Window `o` of `n` over a size `s` is [floor(o*s/n), ceil((o+1)*s/n)): windows overlap where `n` does not
-    divide `s`, and repeat where `n` is larger.
+    Window `o` of `n` over a size `s` is ``[floor(o*s/n), ceil((o+1)*s/n))``: windows overlap where `n` does
+    not divide `s`, and repeat where `n` is larger.
 
     Parameters
     ----------

@@ -531,7 +531,9 @@ def windows(
 
 def adaptive_windows(size: int, output_size: int) -> list[range]:
     """
-    The input positions of every adaptive window along one axis: [floor(o*size/out), ceil((o+1)*size/out)).
+    The input positions of every adaptive window along one axis.
+
+    Window `o` of `n` over a size `s` is ``[floor(o*s/n), ceil((o+1)*s/n))``.
 
     Parameters
     ----------
@@ -569,7 +571,7 @@ def output_size(
     ceil_mode: bool = False,
 ) -> int | tuple[int, ...]:
     """
-    The number of windows: floor((size + padding - dilation*(kernel-1) - 1) / stride) + 1.
+    The number of windows: ``floor((size + padding - dilation*(kernel-1) - 1) / stride) + 1``.
 
     With `ceil_mode` the division rounds up, unless the last window would then begin beyond the input and its
     leading padding.

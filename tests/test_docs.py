@@ -1,0 +1,212 @@
+"""The documentation: every code block of README and docs runs, every notebook runs, the site builds.
+
+The blocks of a page share a namespace, in order. A block that imports a framework which is not installed is
+left out, and the page is reported as skipped with the reason once all its other blocks have passed.
+"""
+
+import doctest
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import NamedTuple
+
+import pytest
+
+import ndpool
+from ndpool import _cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+FENCE = re.compile(r"^( *)(`{3,}) *([^\s`]*)[^\n`]*\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
+IMPORT = re.compile(r"^(?:>>> |\.\.\. )? *(?:import|from) +([\w.]+)", re.MULTILINE)
+OPTIONAL = {"torch", "jax", "tensorflow", "keras", "scipy", "skimage", "cv2", "matplotlib", "xarray", "PIL"}
+NEEDS = {"ndpool.torch": "torch", "ndpool.plot": "matplotlib"}
+NOT_RUN = ("pip", "make", "git", "cd", "python")  # commands that change the reader's machine
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    line: int
+    language: str
+    code: str
+
+
+def blocks(text):
+    found = list(FENCE.finditer(text))
+    lines = [text.count("\n", 0, fence.start()) + 1 for fence in found]
+    return [Block(line, fence[3], dedent(fence[4])) for line, fence in zip(lines, found, strict=True)]
+
+
+def missing(code):
+    """The optional frameworks that a block imports and that are not installed."""
+    names = {NEEDS.get(name, name.partition(".")[0]) for name in IMPORT.findall(code)}
+    return sorted(name for name in names & OPTIONAL if importlib.util.find_spec(name) is None)
+
+
+def run_python(block, path, scope):
+    """Run a block: prompts and results by doctest, plain code as it stands."""
+    name = f"{path.name}, line {block.line}"
+    if ">>>" not in block.code:
+        exec(compile("\n" * block.line + block.code, path, "exec"), scope)
+        return
+    test = doctest.DocTestParser().get_doctest(block.code, scope, name, str(path), block.line)
+    told = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=told.append, clear_globs=False)
+    scope.update(test.globs)  # doctest works on a copy
+    assert not runner.failures, "".join(told)
+
+
+def run_console(block):
+    """Run the commands of a session that are ndpool's, and compare what they print where that is shown."""
+    for session in re.split(r"^\$ ", block.code, flags=re.MULTILINE)[1:]:
+        command, _, expected = session.partition("\n")
+        words = shlex.split(command, comments=True)
+        env = {}
+        while "=" in words[0]:
+            name, _, env[name] = words.pop(0).partition("=")
+        if words[0] in NOT_RUN:
+            continue
+        assert words[0] == "ndpool", f"a command that is not known: {command}"
+        # What takes minutes or waits for a reader is only checked for arguments that do not exist.
+        quick = {"bench": "--list", "explore": "--export"}.get(words[1], words[1])
+        if quick not in words:
+            _cli._parser().parse_args(words[1:])
+            continue
+        told = subprocess.run(
+            [sys.executable, "-m", "ndpool", *words[1:]], capture_output=True, text=True, env=os.environ | env
+        )
+        assert told.returncode == 0, told.stderr
+        if expected.strip():
+            same = doctest.OutputChecker().check_output(expected, told.stdout, doctest.ELLIPSIS)
+            assert same, f"{command}\n{told.stdout}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_block_of_a_page_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    scope, left_out, threads = {"__name__": "__main__"}, {}, ndpool.get_num_threads()
+    prompts = 0
+    for block in blocks(text):
+        if block.language in ("python", "pycon"):
+            prompts += len(re.findall(r"^>>> ", block.code, re.MULTILINE))
+            if lacking := missing(block.code):
+                left_out[block.line] = ", ".join(lacking)
+            else:
+                run_python(block, path, scope)
+        elif block.language == "console":
+            run_console(block)
+    ndpool.set_num_threads(threads)
+    # A block in another form (indented, or in a language that is misspelt) would not have run.
+    assert prompts == len(re.findall(r"^ *>>> ", text, re.MULTILINE)), "an example outside of a python block"
+    if left_out:
+        pytest.skip(f"not installed: {'; '.join(f'{what} (line {line})' for line, what in left_out.items())}")
+
+
+def test_a_wrong_result_fails():
+    for code in (">>> 1 + 1\n3\n", "assert 1 + 1 == 3\n", ">>> undefined\n"):
+        with pytest.raises((AssertionError, NameError)):
+            run_python(Block(1, "python", code), Path("page.md"), {})
+    with pytest.raises(AssertionError):
+        run_console(Block(1, "console", "$ ndpool --version\nndpool 99\n"))
+    with pytest.raises(AssertionError):
+        run_console(Block(1, "console", "$ rm -r /\n"))
+    with pytest.raises(SystemExit):
+        run_console(Block(1, "console", "$ ndpool bench --unknown\n"))
+
+
+def test_blocks_are_found_wherever_they_stand():
+    page = "text\n```python\n>>> 1\n1\n```\n\n=== tab\n\n    ```python a\n    x = 2\n    ```\n\n```\ny\n```"
+    first, second = Block(2, "python", ">>> 1\n1\n"), Block(9, "python", "x = 2\n")
+    assert blocks(page) == [first, second, Block(13, "", "y\n")]
+    assert missing(">>> import numpy, ndpool\n>>> from ndpool import nn\n") == []
+
+
+# Cells run in order in one namespace, as in Jupyter; what a cell shows at its end is asked for its picture.
+CELLS = """
+import ast, json, sys
+scope = {"__name__": "__main__"}
+for number, cell in enumerate(json.load(open(sys.argv[1], encoding="utf-8"))["cells"]):
+    if cell["cell_type"] != "code":
+        continue
+    tree = ast.parse("".join(cell["source"]), f"cell {number}")
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, f"cell {number}", "exec"), scope)
+    if last is not None:
+        shown = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), scope)
+        getattr(shown, "_repr_png_", lambda: None)()
+        repr(shown)
+"""
+
+
+def run_notebook(path, directory):
+    command = [sys.executable, "-W", "error", "-c", CELLS, str(path)]
+    env = os.environ | {"MPLBACKEND": "agg"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=directory, env=env)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebook_runs(path, tmp_path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert cells
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), "committed with outputs"
+    if lacking := missing("\n".join("".join(cell["source"]) for cell in cells)):
+        pytest.skip(f"not installed: {', '.join(lacking)}")
+    result = run_notebook(path, tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_failing_cell_fails(tmp_path):
+    path = tmp_path / "bad.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "code", "source": ["assert 1 + 1 == 3"]}]}))
+    assert run_notebook(path, tmp_path).returncode == 1
+
+
+def test_there_are_three_notebooks():
+    assert len(NOTEBOOKS) == 3
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    pytest.importorskip("mkdocs", reason="the site is built by mkdocs")
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_site_builds_strictly_and_stands_alone(hooks, tmp_path):
+    """A warning, a broken link or a reference to another host would fail the build."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    index = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))
+    found = {entry["location"].partition("#")[0] for entry in index["docs"]}
+    pages = {page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for page in PAGES[1:]}
+    assert pages <= found | {"index.html"}
+    assert list((tmp_path / "assets" / "plots").glob("*-dark.svg"))
+
+
+@pytest.mark.parametrize(
+    ("html", "count"),
+    [
+        ('<script src="https://cdn.example/x.js"></script>', 1),
+        ('<link rel="stylesheet" href="//fonts.example/css">', 1),
+        ('<img src="http://img.example/x.png">', 1),
+        ('<a href="https://example.org">a link to follow</a><img src="assets/x.svg">', 0),
+    ],
+)
+def test_references_to_other_hosts_are_found(hooks, html, count):
+    parser = hooks.Outside()
+    parser.feed(html)
+    assert len(parser.found) == count
