@@ -227,7 +227,7 @@ def ask(server, method, path, body=None, **headers):
     """Status, headers and body; headers that are None are left out."""
     own = f"127.0.0.1:{server.server_port}"
     told = {"Host": own, **({"Origin": f"http://{own}"} if method == "POST" else {}), **headers}
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     if body is not None and "Content-Length" not in told:
         told["Content-Length"] = str(len(body))
@@ -270,6 +270,13 @@ def test_answer_over_http(server):
         assert json.loads(body) == told
 
 
+def test_complaint_is_an_answer(server):
+    """A browser would log another status as a fault of the page."""
+    status, headers, body = ask(server, "GET", "/api/pool?size=-1")
+    assert (status, headers["Content-Type"]) == (200, "application/json")
+    assert json.loads(body) == {"error": "explore: size must be from 1 to 32; got size=-1"}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -278,7 +285,6 @@ def test_answer_over_http(server):
         ("GET", "/server.py", 404),
         ("POST", "/api/pool", 404),
         ("PUT", "/", 501),
-        ("GET", "/api/pool?size=-1", 400),
         ("GET", "/api/pool?" + "a" * 70_000, 414),
     ],
 )
@@ -403,16 +409,16 @@ def test_picture_is_pooled(server, state, pool, opaque):
 @pytest.mark.parametrize(
     ("where", "length", "status", "complaint"),
     [
-        ("width=8&height=8", "255", 400, "8 x 8 pixels are 256 bytes; got 255"),
+        ("width=8&height=8", "255", 200, "8 x 8 pixels are 256 bytes; got 255"),
         ("width=8&height=8", None, 411, "must tell its length"),
         ("width=8&height=8", "-256", 411, "must tell its length"),
-        ("width=8&height=8", "9" * 30, 400, "8 x 8 pixels are 256 bytes"),
-        ("width=0&height=8", "0", 400, "width must be a whole number of pixels; got width='0'"),
-        ("width=-8&height=-8", "256", 400, "height must be a whole number of pixels; got height='-8'"),
-        ("height=8", "256", 400, "width must be a whole number"),
+        ("width=8&height=8", "9" * 30, 200, "8 x 8 pixels are 256 bytes"),
+        ("width=0&height=8", "0", 200, "width must be a whole number of pixels; got width='0'"),
+        ("width=-8&height=-8", "256", 200, "height must be a whole number of pixels; got height='-8'"),
+        ("height=8", "256", 200, "width must be a whole number"),
         ("width=99999&height=99999", "256", 413, "at most 16,777,216 pixels; got 99999 x 99999"),
-        ("width=8&height=8&state=size%3D0", "256", 400, "size must be from 1 to 32"),
-        ("width=1&height=1&state=kernel%3D9", "4", 400, "window must fit"),
+        ("width=8&height=8&state=size%3D0", "256", 200, "size must be from 1 to 32"),
+        ("width=1&height=1&state=kernel%3D9", "4", 200, "window must fit"),
     ],
 )
 def test_bad_picture_is_told(server, where, length, status, complaint):
@@ -430,7 +436,7 @@ def test_refusal_arrives_although_the_picture_is_still_being_sent(server):
 
 
 def wait_until(true):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -443,7 +449,7 @@ def test_slow_clients_block_nobody_and_are_ended(monkeypatch, server):
     half.sendall(b"GET / HTTP/1.1\r\nHost: ")
     assert ask(server, "GET", "/")[0] == 200
     for connection in (idle, half):
-        connection.settimeout(5)
+        connection.settimeout(60)
         assert connection.recv(100) == b""
         connection.close()
 
@@ -454,10 +460,10 @@ def test_a_connection_has_an_end(monkeypatch, server):
     connection = socket.create_connection(server.server_address)
     started = time.monotonic()
     with suppress(BrokenPipeError, ConnectionResetError):
-        while time.monotonic() - started < 5:
+        while time.monotonic() - started < 60:
             connection.sendall(b"G")
             time.sleep(0.05)
-    assert 0.3 < time.monotonic() - started < 5
+    assert 0.3 < time.monotonic() - started < 60
     connection.close()
 
 
@@ -484,7 +490,7 @@ def start(*arguments):
 
 def stop(process):
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
@@ -494,7 +500,7 @@ def test_command_serves_until_interrupted():
     found = re.fullmatch(r"ndpool explorer: http://127\.0\.0\.1:(\d+)/#reduce=avg&at=2\n", line)
     assert found, line
     port = int(found[1])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("GET", "/api/pool")
     assert json.loads(connection.getresponse().read())["output"]["shape"] == [3, 4]
     assert process.stdout.readline() == "Ctrl-C stops it.\n"
@@ -506,7 +512,7 @@ def test_command_serves_until_interrupted():
 def test_command_tells_of_a_port_in_use_and_of_other_machines():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = start("--port", str(taken.getsockname()[1]))
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=120)
         assert (process.returncode, out) == (1, "")
         assert re.fullmatch(
             r"ndpool: explore: cannot listen on 127.0.0.1 port \d+: Address already in use\n", err

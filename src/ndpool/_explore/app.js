@@ -88,6 +88,8 @@ function show(told) {
 
 function fill(controls) {
   form.elements.dims.value = controls.dims[0];
+  // Before and after may be chosen to differ while they are still the same.
+  if (controls.padding[0] === "even" && form.elements.padding.value === "pairs") controls.padding = ["pairs"];
   for (const [name, values] of Object.entries(controls)) {
     if (AXES.includes(name)) {
       inputs(name).forEach((input, i) => { if (input !== document.activeElement) input.value = values[i]; });
@@ -151,6 +153,7 @@ function draw() {
       if (picks) cell.prepend(make("small", { textContent: i }));
       cell.dataset.i = i;
     }
+    cell.tabIndex = cell.dataset.i === "0" ? 0 : -1;
     cells.input.set(`${r},${c}`, cell);
     return cell;
   });
@@ -485,7 +488,7 @@ async function poolPicture() {
   try {
     const response = await fetch(`api/image?${where}`, { method: "POST", body: picture.data, headers: { "Content-Type": "application/octet-stream" } });
     if (turn !== pictures) return;
-    if (!response.ok) return say((await response.json()).error, true);
+    if (response.headers.get("Content-Type") === "application/json") return say((await response.json()).error, true);
     const [rows, columns] = ["X-Height", "X-Width"].map((name) => +response.headers.get(name));
     const pixels = new ImageData(new Uint8ClampedArray(await response.arrayBuffer()), columns, rows);
     const canvas = $("pooled");
@@ -608,22 +611,29 @@ function theme() {
 }
 
 function listenLive() {
-  let wait = 0;
-  form.addEventListener("input", (event) => {
+  let wait = 0, last = "";
+  const changed = (event) => {
     const { name } = event.target, both = [...form.querySelectorAll(`[name="${name}"]`)];
     if (form.elements.link.checked && AXES.slice(1).includes(name)) for (const input of both) input.value = event.target.value;
     if (name === "link") return;
     arrange();
     pause();
     clearTimeout(wait);
-    wait = setTimeout(() => ask(query()), 40);
-  });
+    wait = setTimeout(() => {
+      const text = query();
+      if (text !== last) ask(last = text);
+    }, 30);
+  };
+  for (const kind of ["input", "change"]) form.addEventListener(kind, changed);
   form.addEventListener("submit", (event) => event.preventDefault());
   $("shuffle").onclick = () => {
     form.elements.seed.value = Math.floor(Math.random() * 1000);
     ask(query());
   };
-  const go = () => ask(location.hash.slice(1));
+  const go = () => {
+    last = "";
+    ask(location.hash.slice(1));
+  };
   addEventListener("hashchange", () => {
     if (location.hash === "#stage") return $("stage").focus();
     pause();

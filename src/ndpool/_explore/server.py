@@ -163,7 +163,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(refusal.status, str(refusal))
             self._drain()
         except (ValueError, TypeError, MemoryError) as error:
-            self.send_error(HTTPStatus.BAD_REQUEST, str(error) or type(error).__name__)
+            # That there is no such pool is an answer, too: browsers log other statuses as faults of the page.
+            self.send_error(HTTPStatus.OK, str(error) or type(error).__name__)
             self._drain()
         else:
             self._send(HTTPStatus.OK, body, kind, headers)
