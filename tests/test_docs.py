@@ -10,11 +10,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -186,7 +188,7 @@ def hooks():
 
 
 def test_site_builds_strictly_and_stands_alone(hooks, tmp_path):
-    """A warning, a broken link or a reference to another host would fail the build."""
+    """A warning, a broken link or a reference to another host would fail the build; search works offline."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
@@ -195,6 +197,36 @@ def test_site_builds_strictly_and_stands_alone(hooks, tmp_path):
     pages = {page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for page in PAGES[1:]}
     assert pages <= found | {"index.html"}
     assert list((tmp_path / "assets" / "plots").glob("*-dark.svg"))
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None or not shutil.which("chromedriver") or not importlib.util.find_spec("selenium"):
+        pytest.skip("the site was built, but not searched: no Chromium with its driver, or no Selenium")
+    titles, logged, hosts = search_in(browser, (tmp_path / "functions" / "max.html").as_uri(), "dilation")
+    assert "Dilation" in titles
+    assert (logged, hosts) == ([], set())
+
+
+def search_in(browser, address, words):
+    """Search in a page opened in a browser: titles found, what the page logged, and other hosts it asked."""
+    from selenium import webdriver
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = "return [...document.querySelectorAll('.md-search-result :is(h1, h2)')].map(e => e.innerText)"
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        driver.get(address)
+        driver.execute_script("document.querySelector('[data-md-toggle=search]').click()")
+        driver.find_element("css selector", ".md-search__input").send_keys(words)
+        titles = WebDriverWait(driver, 30).until(lambda driver: driver.execute_script(found))
+        sent = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+        urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
+        return titles, driver.get_log("browser"), {urlsplit(url).hostname for url in urls} - {None, ""}
+    finally:
+        driver.quit()
 
 
 @pytest.mark.parametrize(
