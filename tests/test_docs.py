@@ -242,3 +242,40 @@ def test_references_to_other_hosts_are_found(hooks, html, count):
     parser = hooks.Outside()
     parser.feed(html)
     assert len(parser.found) == count
+
+
+# Public requests that a page answers, and where.
+ANSWERED = {
+    "DEFECT-YOLO#1": ("guides/reproducible.md", "What stays the same", "same bits"),
+    "acquire-zarr#101": ("guides/segmentation.md", "Shrinking masks and labels", "counts.argmax"),
+    "equinox#641": ("migrate/jax.md", "What JAX lacks and ndpool has", "adaptive_windows(90, 4)"),
+    "esdl-core#3": ("guides/images.md", "Missing values", "its mask would be lost"),
+    "keras#3777": ("guides/classification.md", "Sequences of different length", 'reduce="sum"'),
+    "phasorpy#87": ("guides/images.md", "Missing values", "mean_of_known"),
+    "oneDNN#259": ("windows.md", "Positions", "flattened plane"),
+    "pytorch#103423": ("windows.md", "Padding", "kernel_size // 2"),
+    "pytorch#108197": ("windows.md", "Adaptive windows", "ceil((o + 1) * s / n)"),
+    "pytorch#108341": ("guides/reproducible.md", "Two trainings, the same weights", "StripAttention"),
+    "pytorch#3867": ("windows.md", "Padding", "ceil(size / stride)"),
+    "pytorch#62636": ("functions/average.md", "What an average is divided by", "divisor_override"),
+    "pytorch#78249": ("functions/unpool.md", "Pitfalls", "Repeated indices"),
+    "pytorch#88144": ("windows.md", "Ceil mode", "(out - 1) * stride >= size + before"),
+    "reducer#194": ("guides/images.md", "Large scenes in bands", "np.concatenate(bands)"),
+    "scikit-image#2827": ("functions/adaptive.md", "When to use it, and when not", "area weights"),
+    "scikit-image#4940": ("migrate/scikit-image.md", "Sizes that do not divide", "ceil_mode=True"),
+    "scipy#7818": ("migrate/scipy.md", "What differs", "Running sums"),
+    "scipy#9077": ("migrate/scipy.md", "What differs", "NaN"),
+    "stackoverflow#42463172": ("guides/images.md", "Smaller pictures", "ndpool.pool"),
+    "tensorflow#51682": ("guides/reproducible.md", "Ties and gradients", "first in row-major order"),
+    "xarray#9696": ("guides/audio.md", "Window and hop", "stride=160"),
+}
+
+
+@pytest.mark.parametrize("request_name", ANSWERED)
+def test_a_public_request_is_answered(request_name):
+    """The section exists and says so; that its code is right, the page's own test shows."""
+    page, heading, words = ANSWERED[request_name]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    section = re.search(rf"^(#+) {re.escape(heading)}$(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    assert words in section[2]
