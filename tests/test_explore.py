@@ -484,28 +484,31 @@ def test_connections_are_counted(monkeypatch, server):
 
 
 def start(*arguments):
+    # Whoever starts the tests in the background may have had Ctrl-C ignored, which is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "ndpool", "explore", "--no-browser", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def stop(process):
-    process.send_signal(signal.SIGINT)
+def stop(process, by=signal.SIGINT):
+    process.send_signal(by)
     out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
-def test_command_serves_until_interrupted():
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_command_serves_until_interrupted(by):
     process = start("--port", "0", "--state", "reduce=avg&at=2")
     line = process.stdout.readline()
     found = re.fullmatch(r"ndpool explorer: http://127\.0\.0\.1:(\d+)/#reduce=avg&at=2\n", line)
-    assert found, line
+    assert found, (line, process.poll() is None or process.stderr.read())
     port = int(found[1])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("GET", "/api/pool")
     assert json.loads(connection.getresponse().read())["output"]["shape"] == [3, 4]
     assert process.stdout.readline() == "Ctrl-C stops it.\n"
     held = socket.create_connection(("127.0.0.1", port))  # that it does not wait for
-    assert stop(process) == (0, "\nndpool explorer: stopped\n", "")
+    assert stop(process, by) == (0, "\nndpool explorer: stopped\n", "")
     held.close()
 
 

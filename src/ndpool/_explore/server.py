@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+import signal
 import socket
 import sys
 import threading
@@ -133,8 +134,8 @@ class Server(ThreadingHTTPServer):
                 request.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what went wrong, unless it is only that the other side has gone."""
-        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+        """Say what went wrong, unless it is only that the other side has gone, or this one by Ctrl-C."""
+        if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
 
@@ -285,6 +286,8 @@ def serve(host: str = "127.0.0.1", port: int | None = None, state: str = "", bro
     server = _bind(host, port)
     address = server.url + (f"#{fragment}" if fragment else "")
     try:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # what stops a container is Ctrl-C, too
         print(f"ndpool explorer: {address}\nCtrl-C stops it.", flush=True)
         if not ipaddress.ip_address(socket.gethostbyname(host) if ":" not in host else host).is_loopback:
             print("ndpool: other machines can reach this server", file=sys.stderr, flush=True)
