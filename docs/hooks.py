@@ -2,6 +2,7 @@
 
 - ``![words](plot:windows(6, 3))`` becomes two SVG files, light and dark, drawn by that call of `ndpool.plot`.
 - ``<!-- bench:NAME -->`` becomes the table under this mark in README.md, made by `benchmarks/generate.py`.
+- ``<!-- bench:rest -->`` becomes those that the page does not have yet, each with the sentence before it.
 - ``<!-- cases:NAME -->`` becomes a table of every case in ``benchmarks/results/NAME.json``.
 - A built page that asks another host for a script, style, font or image fails the build.
 """
@@ -14,6 +15,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import matplotlib
@@ -28,9 +30,10 @@ ROOT = Path(__file__).resolve().parents[1]
 X = "\N{MULTIPLICATION SIGN}"
 PLOT = re.compile(r"^!\[(?P<words>[^\]]+)\]\(plot:(?P<call>.+)\)$", re.MULTILINE)
 BENCH = re.compile(r"<!-- bench:(?P<name>[\w-]+) -->")
-CASES = re.compile(r"<!-- cases:(?P<name>[\w-]+) -->")
+CASES = re.compile(r"^(?P<indent> *)<!-- cases:(?P<name>[\w-]+) -->$", re.MULTILINE)
 STYLE_URL = re.compile(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")\s]+)")
-SCOPE = {"np": np, "windows": ndpool.plot.windows, "benchmark": ndpool.plot.benchmark, "ROOT": ROOT}
+SCOPE = {"np": np, "windows": ndpool.plot.windows, "benchmark": ndpool.plot.benchmark}
+SCOPE["RESULTS"] = ROOT / "benchmarks" / "results"
 
 
 def draw(call: str, dark: bool) -> str:
@@ -68,19 +71,23 @@ def _factor(value: float | None) -> str:
 
 
 def bench(name: str) -> str:
-    """A generated table of README.md."""
+    """A generated table of README.md, and its chart where there is one."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = re.search(rf"<!-- bench:{name} -->\n(.*?)<!-- /bench -->", text, re.DOTALL)
     if found is None:
         raise PluginError(f"README.md has no table bench:{name}")
-    return found.group(1)
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    if not path.with_suffix(".svg").exists():
+        return found.group(1)
+    return f"{found.group(1)}\n![Chart of the classes above](plot:benchmark(RESULTS / {path.name!r}))\n"
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Add the chart that the benchmark drew."""
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.svg")):
-        files.append(File.generated(config, f"assets/results/{path.name}", abs_src_path=str(path)))
-    return files
+def rest(markdown: str) -> str:
+    """The tables of README.md that a page has not, under the sentences that lead to them."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    leads = re.findall(r"\n\n([^\n<#][^<#]*?)\n\n<!-- bench:([\w-]+) -->", text)
+    missing = [(lead, name) for lead, name in leads if f"<!-- bench:{name} -->" not in markdown]
+    return "\n\n".join(f"{lead}\n\n<!-- bench:{name} -->" for lead, name in missing)
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -97,9 +104,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             images.append(f"![{match['words']}]({up}{path}#only-{theme})")
         return "\n".join([*images, "{: .picture }"])
 
-    markdown = PLOT.sub(picture, markdown)
+    markdown = markdown.replace("<!-- bench:rest -->", rest(markdown))
     markdown = BENCH.sub(lambda match: bench(match["name"]), markdown)
-    return CASES.sub(lambda match: cases(match["name"]), markdown)
+    markdown = CASES.sub(lambda match: indent(cases(match["name"]), match["indent"]), markdown)
+    return PLOT.sub(picture, markdown)
 
 
 class Outside(HTMLParser):

@@ -244,6 +244,18 @@ def test_references_to_other_hosts_are_found(hooks, html, count):
     assert len(parser.found) == count
 
 
+def test_tables_come_from_the_readme(hooks, tmp_path, monkeypatch):
+    """A table that a page does not name follows with the sentence that leads to it; a missing one fails."""
+    tables = [f"<!-- bench:{name} -->\n{text}\n<!-- /bench -->\n" for name, text in (("cpu", 1), ("gpu", 2))]
+    text = f"# Title\n\n## Speed\n\nFirst sentence.\n\n{tables[0]}\nSecond\nsentence:\n\n{tables[1]}"
+    (tmp_path / "README.md").write_text(text)
+    monkeypatch.setattr(hooks, "ROOT", tmp_path)
+    assert hooks.rest("<!-- bench:cpu -->") == "Second\nsentence:\n\n<!-- bench:gpu -->"
+    assert [hooks.bench(name) for name in ("cpu", "gpu")] == ["1\n", "2\n"]
+    with pytest.raises(hooks.PluginError, match="no table bench:other"):
+        hooks.bench("other")
+
+
 # Public requests that a page answers, and where.
 ANSWERED = {
     "DEFECT-YOLO#1": ("guides/reproducible.md", "What stays the same", "same bits"),

@@ -294,10 +294,43 @@ def test_benchmark_draws_the_means_of_the_report(threads):
     assert f"{threads or 2} thread" in ax.get_title(loc="left")
 
 
+def cuda_results():
+    """Two classes on a device, one without a time of torch.compile."""
+    common = {"network": "large", "dtype": "float32", "moved": 8, "floor": 1e-3, "notes": {}, "error": None}
+    times = {"ndpool": {"median": 1.25e-3}, "PyTorch": {"median": 4e-3}}
+    compiled = times | {"torch.compile": {"median": 2e-3}}
+    results = [
+        {"name": "a", "group": "max", "times": compiled, **common},
+        {"name": "b", "group": "avg", "times": times, **common},
+    ]
+    about = {"format": "ndpool bench cuda 1", "device": "a GPU", "date": "2026-11-15T12:00:00+00:00"}
+    return about | {"results": results}
+
+
+def test_benchmark_of_a_device_draws_shares():
+    figure = plot.benchmark(cuda_results())
+    assert bars(figure) == pytest.approx(
+        {
+            "bar max, ndpool": 0.8,
+            "bar max, torch.compile": 0.5,
+            "bar max, PyTorch": 0.25,
+            "bar avg, ndpool": 0.8,
+            "bar avg, PyTorch": 0.25,
+        }
+    )
+    ax = figure.axes[0]
+    assert ax.get_xscale() == "linear"
+    labels = [text.get_text() for text in ax.texts if str(text.get_gid()).startswith("factor max")]
+    assert labels == ["80 %", "50 %", "25 %"]
+    assert "a GPU" in ax.get_title(loc="left")
+
+
 def test_benchmark_refuses_what_it_cannot_draw():
-    with pytest.raises(
-        ValueError, match=r"must come from 'ndpool bench --json' \(ndpool bench 1\); got 'other'"
-    ):
+    with pytest.raises(ValueError, match="results must come from 'ndpool bench --json'; got 'other'"):
         plot.benchmark({"format": "other"})
-    with pytest.raises(ValueError, match=r"got threads=7 \(measured: 1, 2\)"):
+    with pytest.raises(ValueError, match="results must come from 'ndpool bench --json'; got 'list'"):
+        plot.benchmark([])
+    with pytest.raises(ValueError, match=r"got threads=7 \(there is 1, 2\)"):
         plot.benchmark(RESULTS, threads=7)
+    with pytest.raises(ValueError, match="threads are for results of a CPU; got threads=2"):
+        plot.benchmark(cuda_results(), threads=2)

@@ -350,8 +350,8 @@ def number(value: Any) -> str:
     return f"{value:.3g}" if kind == "f" else f"{int(value)}" if kind in "iub" else f"{float(value):.3g}"
 
 
-def _factor(value: float) -> str:
-    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
+def _label(value: float, shares: bool) -> str:
+    return f"{100 * value:.0f} %" if shares else f"{value:.0f}" if value >= 9.95 else f"{value:.1f}"
 
 
 def draw_bars(
@@ -361,15 +361,17 @@ def draw_bars(
     note: str,
     theme: Theme,
     ax: Axes | None,
+    *,
+    shares: bool = False,
 ) -> Figure:
-    """Groups of horizontal bars on a logarithmic scale, the first group on top, with their values."""
+    """Groups of horizontal bars, the first group on top: factors on a logarithmic scale, or shares of 1."""
     height = 0.27 * len(series)
     if ax is None:
         figure = Picture(figsize=(8, 1.4 + 0.42 * len(groups)), dpi=120, layout="constrained")
         ax = figure.add_subplot()
         figure.set_facecolor(theme.page)
     ax.set_facecolor("none")
-    ax.set_xscale("log")
+    ax.set_xscale("linear" if shares else "log")
     for part, (name, colour) in enumerate(zip(series, theme.bars, strict=True)):
         for line, (group, values) in enumerate(groups.items()):
             value = values[part]
@@ -378,15 +380,21 @@ def draw_bars(
             y = line + (part - (len(series) - 1) / 2) * 0.27
             (bar,) = ax.barh(y, value, height=0.24, color=colour, label=name if not line else None)
             bar.set_gid(f"bar {group}, {name}")
-            label = ax.annotate(_factor(value), (value, y), (3, 0), textcoords="offset points", va="center")
+            label = ax.annotate(
+                _label(value, shares), (value, y), (3, 0), textcoords="offset points", va="center"
+            )
             label.set(fontsize=6.5, color=theme.quiet, gid=f"factor {group}, {name}")
             label.set_bbox({"fc": theme.page, "ec": "none", "pad": 0.4})
     ax.axvline(1, color=theme.ink, lw=1, ls=(0, (4, 3)))
     ax.set_yticks(range(len(groups)), list(groups), color=theme.ink, fontsize=9)
     ax.set_ylim(len(groups) - 0.4, -1 + height / 2)
     known = [value for values in groups.values() for value in values if value is not None]
-    ax.set_xlim(min([0.5, *known]) * 0.9, max([10.0, *known]) * 1.6)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}{_BY}")
+    if shares:
+        ax.set_xlim(0, max([1.0, *known]) * 1.08)
+        ax.xaxis.set_major_formatter(lambda value, _: _label(value, shares))
+    else:
+        ax.set_xlim(min([0.5, *known]) * 0.9, max([10.0, *known]) * 1.6)
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}{_BY}")
     ax.tick_params(axis="x", which="both", colors=theme.quiet, labelsize=8)
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=theme.line, lw=0.6, alpha=0.6)

@@ -198,17 +198,18 @@ def benchmark(
     ax: Axes | None = None,
 ) -> Figure:
     """
-    Draw benchmark results: whole calls of ndpool and its peers, by class, as multiples of a copy.
+    Draw benchmark results by class: ndpool next to its peers.
 
-    A bar is the geometric mean over the cases of a class, on a logarithmic scale. The line at 1 is the time
-    that a copy of the same bytes takes.
+    A bar is the geometric mean over the cases of a class. On a CPU it is the time of a whole call as a
+    multiple of a copy of the same bytes, on a logarithmic scale; on a CUDA device the share of a copy's
+    bandwidth.
 
     Parameters
     ----------
     results : dict, str or Path
         What ``ndpool bench --json FILE`` wrote: the file, or the dict read from it.
     threads : int, optional
-        Which number of threads to show; the largest that was measured by default.
+        Which number of threads to show, on a CPU; the largest that was measured by default.
     dark : bool
         Colours for a dark page.
     ax : matplotlib.axes.Axes, optional
@@ -223,29 +224,27 @@ def benchmark(
     >>> import ndpool.plot
     >>> figure = ndpool.plot.benchmark("benchmarks/results/cpu.json")  # doctest: +SKIP
     """
-    from ndpool._bench import report
-    from ndpool._bench.runner import FORMAT
+    from ndpool._bench import cuda, cuda_report, report, runner
 
-    document = (
-        json.loads(Path(results).read_text(encoding="utf-8")) if isinstance(results, (str, Path)) else results
-    )
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise ValueError(
-            f"plot.benchmark: results must come from 'ndpool bench --json' ({FORMAT}); got {found!r}"
-        )
+    document = results
+    if isinstance(results, (str, Path)):
+        document = json.loads(Path(results).read_text(encoding="utf-8"))
+    found = document.get("format") if isinstance(document, dict) else type(document).__name__
+    if not isinstance(document, dict) or found not in (runner.FORMAT, cuda.FORMAT):
+        raise ValueError(f"plot.benchmark: results must come from 'ndpool bench --json'; got {found!r}")
+    theme = DARK if dark else LIGHT
+    if found == cuda.FORMAT:
+        if threads is not None:
+            raise ValueError(f"plot.benchmark: threads are for results of a CPU; got threads={show(threads)}")
+        names, means = [name for name, _ in cuda_report.SERIES], cuda_report.class_means(document)
+        told = cuda_report.chart_title(document), cuda_report.chart_note(document)
+        return draw_bars(names, means, *told, theme, ax, shares=True)
     shown = max(document["threads"]) if threads is None else check_int("plot.benchmark", "threads", threads)
     if shown not in document["threads"]:
+        measured = ", ".join(map(str, document["threads"]))
         raise ValueError(
-            f"plot.benchmark: threads must be one that was measured; got threads={show(threads)} "
-            f"(measured: {', '.join(map(str, document['threads']))})"
+            f"plot.benchmark: threads must be measured; got threads={show(shown)} (there is {measured})"
         )
     names = [name for name, _ in report.SERIES]
-    return draw_bars(
-        names,
-        report.class_means(document, shown),
-        report.chart_title(shown),
-        report.chart_note(document),
-        DARK if dark else LIGHT,
-        ax,
-    )
+    means = report.class_means(document, shown)
+    return draw_bars(names, means, report.chart_title(shown), report.chart_note(document), theme, ax)

@@ -135,16 +135,31 @@ def markdown(document: Document) -> str:
     return "\n\n".join(["\n".join(lines), *means(document), machine_line(document)])
 
 
-def chart(document: Document) -> str:
-    """An SVG of the shares of the copy's bandwidth, by class."""
-    bars = {
-        group: [geometric_mean(row.share(name) for row in own) for name, _ in SERIES]
+def class_means(document: Document) -> dict[str, tuple[float | None, ...]]:
+    """Shares of the copy's bandwidth: for each class the means of the `SERIES`."""
+    return {
+        group: tuple(geometric_mean(row.share(name) for row in own) for name, _ in SERIES)
         for group, own in _groups(document).items()
     }
+
+
+def chart_title(document: Document) -> str:
+    """What a chart of `class_means` shows."""
+    return f"Share of a copy's bandwidth, {document['device']}"
+
+
+def chart_note(document: Document) -> str:
+    """What a bar is, and where it was measured."""
+    return f"Geometric means over dtypes and layouts. {document['device']}, {document['date'][:10]}"
+
+
+def chart(document: Document) -> str:
+    """An SVG of the shares of the copy's bandwidth, by class."""
+    bars = class_means(document)
     width, height = _NAMES + _WIDTH + 60, _TOP + _STEP * len(bars) + _FOOT
     root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
     root.attrib.update(width=str(width), height=str(height), viewBox=f"0 0 {width} {height}")
-    title = f"Share of a copy's bandwidth, {document['device']}"
+    title = chart_title(document)
     _add(root, "title", title)
     _add(root, "style", _STYLE)
     _add(root, "rect", class_="page", width=width, height=height, rx=12)
@@ -167,8 +182,7 @@ def chart(document: Document) -> str:
                 _add(root, "rect", class_=style, x=_NAMES, y=y, width=f"{length:.1f}", height=_BAR)
                 place = {"x": f"{_NAMES + length + 4:.1f}", "y": y + _BAR - 1}
                 _add(root, "text", _percent(value), class_="value", **place)
-    note = f"Geometric means over dtypes and layouts. {document['device']}, {document['date'][:10]}"
-    _add(root, "text", note, class_="note", x=16, y=height - 18)
+    _add(root, "text", chart_note(document), class_="note", x=16, y=height - 18)
     ET.indent(root)
     return ET.tostring(root, encoding="unicode") + "\n"
 
