@@ -30,6 +30,7 @@ FENCE = re.compile(r"^( *)(`{3,}) *([^\s`]*)[^\n`]*\n(.*?)^\1\2 *$", re.MULTILIN
 IMPORT = re.compile(r"^(?:>>> |\.\.\. )? *(?:import|from) +([\w.]+)", re.MULTILINE)
 OPTIONAL = {"torch", "jax", "tensorflow", "keras", "scipy", "skimage", "cv2", "matplotlib", "xarray", "PIL"}
 NEEDS = {"ndpool.torch": "torch", "ndpool.plot": "matplotlib"}
+NOT_CODE = {"text", "sh", "html", "json"}  # blocks that are shown only
 NOT_RUN = ("pip", "make", "git", "cd", "python")  # commands that change the reader's machine
 
 
@@ -107,6 +108,8 @@ def test_every_block_of_a_page_runs(path, tmp_path, monkeypatch):
                 run_python(block, path, scope)
         elif block.language == "console":
             run_console(block)
+        else:
+            assert block.language in NOT_CODE, f"line {block.line}: blocks of {block.language!r} are not run"
     ndpool.set_num_threads(threads)
     # A block in another form (indented, or in a language that is misspelt) would not have run.
     assert prompts == len(re.findall(r"^ *>>> ", text, re.MULTILINE)), "an example outside of a python block"
