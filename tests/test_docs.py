@@ -13,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from textwrap import dedent
 from typing import NamedTuple
@@ -134,6 +135,21 @@ def test_blocks_are_found_wherever_they_stand():
     first, second = Block(2, "python", ">>> 1\n1\n"), Block(9, "python", "x = 2\n")
     assert blocks(page) == [first, second, Block(13, "", "y\n")]
     assert missing(">>> import numpy, ndpool\n>>> from ndpool import nn\n") == []
+
+
+def test_reference_has_every_public_name():
+    told = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    assert {f"ndpool.{name}" for name in ndpool.__all__} <= set(
+        re.findall(r"^::: ([\w.]+)$", told, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_that_a_page_tells_exist(path):
+    names = set(re.findall(r"(?<![\w/.'-])ndpool((?:\.[A-Za-z_]\w*)+)", path.read_text(encoding="utf-8")))
+    for name in sorted(names):
+        if not missing("import ndpool." + name.split(".")[1]):
+            assert attrgetter(name[1:])(ndpool) is not None
 
 
 # Cells run in order in one namespace, as in Jupyter; what a cell shows at its end is asked for its picture.
