@@ -610,4 +610,5 @@ NB_MODULE(_core, m) {
   m.def("num_threads", &num_threads);
   m.def("set_num_threads", &set_num_threads, "n"_a);
   m.def("set_default_threads", &set_default_threads, "n"_a);
+  m.def("borrow_threads", &borrow_threads);
 }

@@ -140,11 +140,9 @@ private:
       if constexpr (can_be_nan) seen |= v != v;
       return v;
     };
-    const int64_t ahead = rows.rows * rows.row_pitch;  // what comes next, as a rule
     for (int w = 0; w < W; ++w) {
       acc[w] = look(read_as<V, N>(x + w * gap));
       from_row[w] = Cn{};
-      __builtin_prefetch(x + w * gap + ahead);
     }
     int64_t first = 1;
     C number = 1;
@@ -155,7 +153,6 @@ private:
           const Vn v = look(read_as<V, N>(from + w * gap));
           if constexpr (coded) from_row[w] = R::beats(v, acc[w]) ? Cn{} + number : from_row[w];
           acc[w] = merge(v, acc[w]);
-          __builtin_prefetch(from + w * gap + ahead);
         }
     }
     for (int w = 0; w < W; ++w) {
@@ -349,8 +346,13 @@ private:
         }
       }
       int done = 0;
-      if (even && w.taps && w.taps <= N && rows[0].count()) {  // narrow planes: several at a time
-        const int64_t gap = p_.x.lead[0] / int64_t(sizeof(S));
+      const int64_t gap = p_.x.lead[0] / int64_t(sizeof(S));
+      // Several at a time, if they lie close together.
+      const bool close = even && w.taps && w.taps <= N && rows[0].count() && p_.x.lead[0] <= 256;
+      if constexpr (halves)
+        if (close && n == N && w.taps <= N / 2 && p_.y.lead[0] == sizeof(S))
+          if (side_by_side(rows[0], w, gap, by[0], reinterpret_cast<S*>(y[0]))) continue;
+      if (close) {
         for (; done + broad <= n; done += broad) {
           const S* x = rows[done].x + w.start;
           if (x + (broad - 1) * gap + (rows[0].slabs - 1) * rows[0].slab_pitch +
@@ -388,6 +390,64 @@ private:
         finish(rows[k], w, 0, nan >> k & 1, rows[k].count() && w.taps ? values[k] : R::init(),
                *reinterpret_cast<S*>(y[k]), extra[k]);
     }
+  }
+
+  // N narrow planes, two of them side by side in a vector, so that rows become columns in fewer steps; false where
+  // this way cannot tell, or must not read.
+  static constexpr bool halves = vector_bytes == 64 && sizeof(V) == 4;
+
+  bool side_by_side(const Rows& rows, const Window& w, int64_t gap, V by, S* y) const {
+    constexpr int H = N / 2, few = 2;
+    using Vh = Vec<V, H>;
+    const S* x = rows.x + w.start;
+    if (x + (N - 1) * gap + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch + H > end_)
+      return false;
+    Vh acc[N], sum = {};                                // a NaN stays in a sum
+    for (int k = 0; k < N; k += few, x += few * gap) {  // nearly as they lie in memory
+      Vh best[few], sums[few] = {};
+      int64_t first = 1;
+      for (int j = 0; j < few; ++j) best[j] = read_as<V, H>(x + j * gap);
+      if constexpr (can_be_nan)
+        for (int j = 0; j < few; ++j) sums[j] = best[j];
+      for (int64_t s = 0; s < rows.slabs; ++s, first = 0) {
+        const S* from = x + s * rows.slab_pitch + first * rows.row_pitch;
+        for (int64_t r = first; r < rows.rows; ++r, from += rows.row_pitch)
+          for (int j = 0; j < few; ++j) {
+            const Vh v = read_as<V, H>(from + j * gap);
+            if constexpr (can_be_nan) sums[j] += v;
+            best[j] = merge(v, best[j]);
+          }
+      }
+      for (int j = 0; j < few; ++j) acc[k + j] = best[j], sum += sums[j];
+    }
+    if constexpr (can_be_nan)
+      if (any(sum != sum)) return false;
+    Vn columns[H];
+    for (int k = 0; k < H; ++k) columns[k] = joined(acc[k], acc[k + H], std::make_integer_sequence<int, N>{});
+    for (int m = 1; m < H; m *= 2) {
+      Vn next[H];
+      for (int k = 0; k < H / 2; ++k) {
+        next[k] = half_evens(columns[2 * k], columns[2 * k + 1], std::make_integer_sequence<int, N>{});
+        next[k + H / 2] = half_odds(columns[2 * k], columns[2 * k + 1], std::make_integer_sequence<int, N>{});
+      }
+      for (int k = 0; k < H; ++k) columns[k] = next[k];
+    }
+    Vn best = columns[0];
+    for (int t = 1; t < H; ++t)
+      if (t < w.taps) best = merge(columns[t], best);
+    return put(best, by, y);
+  }
+
+  template <class Vh, int... I> static Vn joined(Vh a, Vh b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, I...);
+  }
+  // Every other element of two vectors, in each half by itself.
+  template <int... I> static Vn half_evens(Vn a, Vn b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (I / (N / 2) * (N / 2) + I % (N / 4) * 2 + I / (N / 4) % 2 * N)...);
+  }
+  template <int... I> static Vn half_odds(Vn a, Vn b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b,
+                                   (I / (N / 2) * (N / 2) + I % (N / 4) * 2 + 1 + I / (N / 4) % 2 * N)...);
   }
 
   // Every K-th element, for K vectors that follow each other: pairs to evens and odds, as often as it takes.

@@ -23,6 +23,7 @@ template <class S> struct Strip {
   Code codes[most_rows];  // of each row's first tap
   int n_rows;
   bool far;             // the processor does not see by itself where the next rows are
+  bool by_rows;         // rows that share a page of memory, but not a few lines, are better read one by one
   int64_t count, step;  // output rows; elements from one's input rows to the next's
   S* y;
   int64_t y_step, by;       // by: what the outer axes contribute to the divisor
@@ -207,6 +208,23 @@ template <class R, class S, bool coded> struct Direct {
     }
   };
 
+  // Sums to means: by a whole window's share.
+  struct Divide {
+    V by = V(1), inverse = V(1);
+    bool none, exact_inverse;  // a power of two: multiplying is the same to the bit, and cheaper
+
+    Divide(const Problem& p, int64_t share) : none(R::picks || !p.divide) {
+      const int64_t n = p.divisor ? p.divisor : share;
+      by = V(n ? n : 1);
+      exact_inverse = n > 0 && (n & (n - 1)) == 0;
+      if constexpr (is_real<V>) inverse = V(1) / by;
+    }
+    template <class Vx> void operator()(Vx& v) const {
+      if constexpr (!R::picks)
+        if (!none) v = exact_inverse ? v * inverse : v / by;
+    }
+  };
+
   // The first or the last vector of a row, where windows are cut off.
   template <int K, int Stride, int Rows, int N, bool quick, bool carried>
   __attribute__((always_inline)) static inline void
@@ -225,7 +243,7 @@ template <class R, class S, bool coded> struct Direct {
 
   // All outputs of a strip's rows. Returns how many rows were done before one with a NaN was met. Three rows are
   // those of windows that share one with the next: its part is carried over.
-  template <int K, int Stride, int Rows, int N, bool quick>
+  template <int K, int Stride, int Rows, int N, bool quick, bool by_rows>
   static int64_t sweep(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
                        const Carry& carry) {
     constexpr int most_here = Rows ? Rows : most_rows;
@@ -235,10 +253,16 @@ template <class R, class S, bool coded> struct Direct {
     const Divide divide(p, strip.by * K);
     for (int64_t i = 0; i < strip.count; ++i) {
       Vn<N> poison = {};
+      const auto go = [&](auto carried) __attribute__((always_inline)) {
+        if constexpr (by_rows)
+          line_by_rows<K, Stride, Rows, N, carried>(p, strip, row, masks, carry, rows, divide, i, poison);
+        else
+          line<K, Stride, Rows, N, quick, carried>(p, strip, row, masks, carry, rows, divide, i, poison);
+      };
       if (Rows == 3 && i)
-        line<K, Stride, Rows, N, quick, true>(p, strip, row, masks, carry, rows, divide, i, poison);
+        go(std::true_type{});
       else
-        line<K, Stride, Rows, N, quick, false>(p, strip, row, masks, carry, rows, divide, i, poison);
+        go(std::false_type{});
       if constexpr (quick && can_be_nan)
         if (any(poison != poison)) return i;
       for (int r = 0; r < n_rows; ++r) rows[r] += strip.step;
@@ -246,11 +270,10 @@ template <class R, class S, bool coded> struct Direct {
     return strip.count;
   }
 
-  template <int K, int Stride, int Rows, int N, bool quick, bool carried, class Divide>
+  template <int K, int Stride, int Rows, int N, bool quick, bool carried>
   __attribute__((always_inline)) static inline void
   line(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks, const Carry& carry,
        const S* const* rows, const Divide& divide, int64_t i, Vn<N>& poison) {
-    const int64_t out = row.out;
     const int64_t element = i * strip.y_step, base = strip.base + i * strip.base_step;
     const C less = C(strip.codes[2] - strip.codes[0]);
     const Extra extra = p.extra;
@@ -266,50 +289,90 @@ template <class R, class S, bool coded> struct Direct {
     const auto cut = [&](int64_t o, int which) __attribute__((always_inline)) {
       edge<K, Stride, Rows, N, quick, carried>(p, strip, rows, o, masks[which], i, carry, poison);
     };
+    const int64_t o = across_row<N>(row, plain, cut);
+    // The one tap of each row that no sum holds; a window that is cut off has none there.
+    if constexpr (quick && can_be_nan && K == 3 && Stride == 2)
+      if (o < row.out || row.whole.hi >= row.out)
+        for (int r = carried; r < (Rows ? Rows : strip.n_rows); ++r) poison += load_as<V>(rows[r][2 * o]);
+  }
+
+  // The same, one input row after the other: what there is of the windows so far waits in L1.
+  template <int K, int Stride, int Rows, int N, bool carried>
+  __attribute__((always_inline)) static inline void
+  line_by_rows(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
+               const Carry& carry, const S* const* rows, const Divide& divide, int64_t i, Vn<N>& poison) {
+    int64_t end = 0;
+    for (int r = carried; r < Rows; ++r) {
+      const auto part = [&](int64_t o, const Mask<V, N>* mask) __attribute__((always_inline)) {
+        Vn<N> taps[K], all;
+        read_taps<K, Stride, N>(rows[r] + o * Stride, taps, all);
+        if (mask)
+          for (int t = 0; t < K; ++t)
+            if (!mask->whole[t]) taps[t] = mask->inside[t] ? taps[t] : Vn<N>{} + R::init();
+        Best<N> best;
+        if constexpr (R::picks) {
+          if constexpr (can_be_nan) poison += all;
+          Best<N> across;
+          across.value = taps[0];
+          for (int t = 1; t < K; ++t) merge<true>(Best<N>{taps[t], {}}, across);
+          best = across;
+          if (r) {
+            best = carry.template get<N>(i, o, 0);
+            merge<true>(across, best);
+          }
+          if (Rows == 3 && r == 2) carry.template put<N>(i + 1, o, across);
+          if (r < Rows - 1) return carry.template put<N>(i, o, best);
+        } else {
+          if (r == 0) {
+            for (int t = 0; t < K; ++t) carry.template put<N>(t, o, Best<N>{taps[t], {}});
+            return;
+          }
+          best.value = carry.template get<N>(0, o, 0).value + taps[0];
+          for (int t = 1; t < K; ++t) best.value += carry.template get<N>(t, o, 0).value + taps[t];
+          if (!mask)
+            divide(best.value);
+          else if (p.divide)
+            best.value /= p.divisor ? Vn<N>{} + V(p.divisor) : mask->by * V(strip.by);
+        }
+        store<N>(strip, best, i * strip.y_step + o, 0, Stride, Extra::none);
+      };
+      const auto plain = [&](int64_t o) __attribute__((always_inline)) { part(o, nullptr); };
+      const auto cut = [&](int64_t o, int which) __attribute__((always_inline)) { part(o, masks + which); };
+      end = across_row<N>(row, plain, cut);
+    }
+    if constexpr (can_be_nan && K == 3)
+      if (end < row.out || row.whole.hi >= row.out)
+        for (int r = carried; r < Rows; ++r) poison += load_as<V>(rows[r][2 * end]);
+  }
+
+  // Calls `plain` for every vector of a row's outputs, `cut` for those with windows that are cut off. Returns where
+  // the whole windows end.
+  template <int N, class Plain, class Cut>
+  __attribute__((always_inline)) static inline int64_t across_row(const Row& row, Plain plain, Cut cut) {
+    const int64_t out = row.out;
     const bool left = row.whole.lo > 0, right = row.whole.hi < out;
-    int64_t o = 0;
     if (out <= N) {
       if (left || right)
         cut(0, 0);
       else
         plain(0);
-      o = out;
-    } else {
-      const int64_t end = right ? out - N : out, last = right ? row.whole.hi : out;
-      if (left) {
-        cut(0, 0);
-        o = N;
-      }
-      for (; o < end && o + N <= last; o += N) plain(o);
-      const bool more = o < end, whole = last - N >= row.whole.lo;
-      if (more && whole) {  // those that are left, with some once more
-        plain(last - N);
-        o = last;
-      }
-      if (right || (more && !whole)) cut(out - N, 1);
+      return out;
     }
-    // The one tap that no sum holds; a window that is cut off has none there.
-    if constexpr (quick && can_be_nan && K == 3 && Stride == 2)
-      if (o < out || !right)
-        for (int r = carried; r < (Rows ? Rows : strip.n_rows); ++r) poison += load_as<V>(rows[r][2 * o]);
+    const int64_t end = right ? out - N : out, last = right ? row.whole.hi : out;
+    int64_t o = 0;
+    if (left) {
+      cut(0, 0);
+      o = N;
+    }
+    for (; o < end && o + N <= last; o += N) plain(o);
+    const bool more = o < end, whole = last - N >= row.whole.lo;
+    if (more && whole) {  // those that are left, with some once more
+      plain(last - N);
+      o = last;
+    }
+    if (right || (more && !whole)) cut(out - N, 1);
+    return o;
   }
-
-  // Sums to means: by a whole window's share.
-  struct Divide {
-    V by = V(1), inverse = V(1);
-    bool none, exact_inverse;  // a power of two: multiplying is the same to the bit, and cheaper
-
-    Divide(const Problem& p, int64_t share) : none(R::picks || !p.divide) {
-      const int64_t n = p.divisor ? p.divisor : share;
-      by = V(n ? n : 1);
-      exact_inverse = n > 0 && (n & (n - 1)) == 0;
-      if constexpr (is_real<V>) inverse = V(1) / by;
-    }
-    template <class Vx> void operator()(Vx& v) const {
-      if constexpr (!R::picks)
-        if (!none) v = exact_inverse ? v * inverse : v / by;
-    }
-  };
 
   template <int N> static Mask<V, N> mask_of(const Axis& a, int64_t o) {
     Mask<V, N> mask{};
@@ -452,8 +515,8 @@ private:
     const int64_t spilled = ceil_div(N, p.rows * line.last.out);
     const int64_t from = most(first, 1), to = least(end, p.planes) - 1 - spilled;
     const int64_t x_step = p.x.lead[0] / int64_t(sizeof(S)), y_step = p.y.lead[0] / int64_t(sizeof(S));
-    if (p.n_axes != 2 || p.n_lead != 1 || !ordered || first == 0 || to - from < 2 || p.rows > 64 ||
-        x_step < 4 * (N + line.last.out) + 8)
+    if (p.n_axes != 2 || p.n_lead != 1 || !ordered || endless(p) || first == 0 || to - from < 2 ||
+        p.rows > 64 || x_step < 4 * (N + line.last.out) + 8)
       return 0;
     Strip<S> strips[most_strips];
     int n = 0;
@@ -476,6 +539,16 @@ private:
     return to - from;
   }
 
+  // Whether the rows step evenly from plane to plane as well: all of them are one strip.
+  static bool endless(const Problem& p) {
+    if (p.n_axes > 2 || p.n_lead != 1) return false;
+    if (p.n_axes == 1) return true;
+    const Axis& rows = p.axes[0];
+    const Range whole = interior(rows, 0, rows.out);
+    return p.extra != Extra::index64 && whole.lo == 0 && whole.hi == rows.out &&
+           p.x.lead[0] == rows.out * rows.stride * p.x.pooled[0];
+  }
+
   // The output rows from here on whose windows step evenly through memory, `room` at most.
   static Strip<S> strip_at(const Problem& p, const Walk<Over::outputs>& walk, int64_t room, bool ordered) {
     constexpr int64_t item = sizeof(S);
@@ -485,19 +558,18 @@ private:
     const Axis rows = outer ? walk.axis(outer - 1) : single_axis(1);
     const int64_t h = outer ? walk.at(outer - 1) : 0, pitch = outer ? p.x.pooled[outer - 1] / item : 0;
     const Range whole = interior(rows, 0, rows.out);
-    const bool planes_follow = ordered && p.n_lead == 1 && whole.lo == 0 && whole.hi == rows.out;
     strip.step = rows.stride * pitch;
-    strip.far = outer && last.size * item > 512;
+    strip.far = outer && last.size * item >= 4096;
+    strip.by_rows = last.size * item > 512 && last.size * item < 4096;
     strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;
     strip.count = h >= whole.lo && h < whole.hi ? least(room, whole.hi - h) : 1;
     strip.base_step = rows.stride * last.size;
-    if (outer == 0 && planes_follow) {  // rows of one dimension: the planes are a strip themselves
+    if (ordered && endless(p)) {
       strip.count = room;
-      strip.step = p.x.lead[0] / item;
-      strip.base_step = 0;
-    } else if (outer == 1 && planes_follow && !coded &&
-               p.x.lead[0] == rows.out * rows.stride * p.x.pooled[0]) {
-      strip.count = room;
+      if (outer == 0) {  // the planes are rows themselves
+        strip.step = p.x.lead[0] / item;
+        strip.base_step = 0;
+      }
     }
     add_rows(p, walk, rows, h, pitch, strip);
     strip.y = reinterpret_cast<S*>(walk.row(p.y, 0, 0).data);
@@ -617,8 +689,13 @@ private:
     const Axis& last = line.last;
     const auto sweep = [&](auto quick, const Strip<S>& cut) {
       const auto go = [&](auto kernel, auto stride, auto n_rows) {
-        return D::template sweep<decltype(kernel)::value, decltype(stride)::value, decltype(n_rows)::value, N,
-                                 decltype(quick)::value>(line.p, cut, line.row, line.masks, line.carry);
+        const auto walk = [&](auto by_rows) {
+          return D::template sweep<decltype(kernel)::value, decltype(stride)::value, decltype(n_rows)::value,
+                                   N, quick, by_rows>(line.p, cut, line.row, line.masks, line.carry);
+        };
+        if constexpr (common && !coded && quick && decltype(n_rows)::value == decltype(kernel)::value)
+          if (cut.by_rows) return walk(std::true_type{});
+        return walk(std::false_type{});
       };
       using Any = std::integral_constant<int, 0>;
       if constexpr (common)

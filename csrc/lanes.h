@@ -1,5 +1,7 @@
 // The engine for lanes: elements that are neighbours in memory belong to different planes (channels last). Every
-// output position is a few vectors, made of its window's taps in registers.
+// output position is a few vectors, made of its window's taps in registers, or in L1 where they are many.
+// As in the direct engine, picks are made the quick way while the elements are added up; where that sum is NaN the
+// position is done again the exact way.
 #pragma once
 
 #include "forward.h"
@@ -34,7 +36,7 @@ template <class R, class S, bool coded> struct Lanes {
     p.tile = most(1, least(last.out, 65536 / p.lanes));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = Scratch::bytes<V>(p.lanes);
+    p.scratch = Scratch::bytes<V>(lanes_kept(p)) + (coded ? Scratch::bytes<C>(p.lanes) : 0);
   }
 
   // The outer part of a window: (slabs x rows) taps, with their codes.
@@ -47,7 +49,7 @@ template <class R, class S, bool coded> struct Lanes {
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
-    V* acc = scratch.take<V>(p.lanes);
+    Kept kept{scratch.take<V>(lanes_kept(p)), coded ? scratch.take<C>(p.lanes) : nullptr, 0};
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
@@ -65,12 +67,28 @@ template <class R, class S, bool coded> struct Lanes {
         here.first += C(w.lead) * here.col_code;
         here.position += begin_of(walk.last(), o);
         position(p, here, x + w.start * p.x.pooled[last], w.taps, walk.last().step * p.x.pooled[last], y,
-                 extra, by, acc);
+                 extra, by, kept);
       }
     }
   }
 
 private:
+  static constexpr bool can_be_nan = R::picks && is_real<V>;
+  static constexpr int calm_positions = 32;  // done the exact way after a NaN was met
+
+  // What lasts from one position to the next: room for results that do not fit into registers, and positions that
+  // are done the exact way.
+  struct Kept {
+    V* values;
+    C* codes;
+    int calm;
+  };
+
+  static int64_t lanes_kept(const Problem& p) {
+    const int64_t taps = p.axes[p.n_axes - 1].kernel;
+    return R::picks ? p.lanes : lanes_summed(taps, p.lanes) * taps;
+  }
+
   static void locate(const Problem& p, const Walk<Over::outputs>& walk, Outer& outer, const char*& x) {
     const int n = p.n_axes - 1;
     const bool positions = p.extra == Extra::index64;
@@ -103,52 +121,149 @@ private:
   }
 
   static void position(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                       char* y, char* extra, V by, V* acc) {
-    if constexpr (R::picks && !coded)
-      if (outer.slabs * outer.rows * taps > 16 && p.lanes > 4 * N)
-        return streamed(p, outer, x, taps, step, reinterpret_cast<S*>(y), acc);
-    int64_t c = 0;
-    for (; c + broad * N <= p.lanes; c += broad * N) vectors<broad>(p, outer, x, taps, step, y, extra, by, c);
-    if constexpr (broad == 16)
-      for (; c + 8 * N <= p.lanes; c += 8 * N) vectors<8>(p, outer, x, taps, step, y, extra, by, c);
-    for (; c + 4 * N <= p.lanes; c += 4 * N) vectors<4>(p, outer, x, taps, step, y, extra, by, c);
-    for (; c < p.lanes; c += N) vectors<1>(p, outer, x, taps, step, y, extra, by, least(c, p.lanes - N));
-  }
-
-  static Vn merge(Vn later, Vn best) {
-    best = R::beats(later, best) ? later : best;  // one instruction; a NaN would be lost
-    if constexpr (is_real<V>) best = later != later ? later : best;
-    return best;
-  }
-
-  // Large windows: all lanes of a tap before the next tap, as they lie in memory; the best so far wait in L1.
-  static void streamed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, S* y,
-                       V* acc) {
-    const int64_t whole = p.lanes / N * N, rest = p.lanes - N;
-    const auto add = [&](const char* at, bool first) __attribute__((always_inline)) {
-      const S* from = reinterpret_cast<const S*>(at);
-      for (int64_t c = 0; c < whole; c += N)
-        write(acc + c, first ? read_as<V, N>(from + c) : merge(read_as<V, N>(from + c), read<V, N>(acc + c)));
-      if (whole < p.lanes)
-        write(acc + rest,
-              first ? read_as<V, N>(from + rest) : merge(read_as<V, N>(from + rest), read<V, N>(acc + rest)));
-    };
-    for (int64_t s = 0; s < outer.slabs; ++s)
-      for (int64_t r = 0; r < outer.rows; ++r)
-        for (int64_t t = 0; t < taps; ++t)
-          add(x + s * outer.slab_step + r * outer.row_step + t * step, s + r + t == 0);
-    for (int64_t c = 0; c < p.lanes; c += N) {
-      const int64_t at = least(c, rest);
-      write_as<N, true, S, V>(y + at, read<V, N>(acc + at));
+                       char* y, char* extra, V by, Kept& kept) {
+    const int64_t rows = outer.slabs * outer.rows;
+    if constexpr (!R::picks) {
+      if (rows > 3 && taps > 1)
+        return summed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
+      in_registers<true>(p, outer, x, taps, step, y, extra, by);
+    } else {
+      if (kept.calm == 0) {
+        const bool stream = p.lanes > broad * N || (rows * taps > 16 && p.lanes > 4 * N);
+        if (stream && rows * taps > 0 ? streamed(p, outer, x, taps, step, y, extra, kept)
+                                      : in_registers<true>(p, outer, x, taps, step, y, extra, by))
+          return;
+        kept.calm = calm_positions;
+      }
+      --kept.calm;
+      in_registers<false>(p, outer, x, taps, step, y, extra, by);
     }
   }
 
-  template <int W> static void vectors(const Problem& p, const Outer& outer, const char* x, int64_t taps,
-                                       int64_t step, char* y, char* extra, V by, int64_t lane) {
+  template <bool quick> static bool in_registers(const Problem& p, const Outer& outer, const char* x,
+                                                 int64_t taps, int64_t step, char* y, char* extra, V by) {
+    Vn poison[4] = {};  // several, so that one addition need not wait for the other
+    int64_t c = 0;
+    const auto go = [&](auto width, int64_t lane) __attribute__((always_inline)) {
+      vectors<decltype(width)::value, quick>(p, outer, x, taps, step, y, extra, by, lane, poison);
+    };
+    if constexpr (quick) {
+      for (; c + broad * N <= p.lanes; c += broad * N) go(std::integral_constant<int, broad>{}, c);
+      if constexpr (broad == 16)
+        for (; c + 8 * N <= p.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
+    }
+    for (; c + 4 * N <= p.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
+    for (; c < p.lanes; c += N) go(std::integral_constant<int, 1>{}, least(c, p.lanes - N));
+    if constexpr (can_be_nan && quick) return !nan_in(poison[0] + poison[1] + (poison[2] + poison[3]));
+    return true;
+  }
+
+  // Sums of large windows: row by row as they lie in memory; every column's sum so far waits in a near cache.
+  static void summed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, S* y,
+                     V by, V* sums) {
+    const int64_t share = lanes_summed(taps, p.lanes);
+    for (int64_t c = 0; c < p.lanes; c += share) {
+      const int64_t n = least(share, p.lanes - c), first = n < N ? p.lanes - N : c;
+      const int64_t vectors = ceil_div(n, N),
+                    rest = most(n, N) - N;  // the last one may overlap its neighbour
+      // A few rows at a time, in their order.
+      const auto add = [&](const char* row, auto rows, bool begin) {
+        for (int64_t t = 0; t < taps; ++t, row += step)
+          for (int64_t v = 0; v < vectors; ++v) {
+            V* to = sums + (t * vectors + v) * N;
+            const auto at = [&](int r) {
+              return read_as<V, N>(reinterpret_cast<const S*>(row + r * outer.row_step) + first +
+                                   least(v * N, rest));
+            };
+            Vn sum = begin ? at(0) : read<V, N>(to) + at(0);
+            for (int r = 1; r < rows; ++r) sum += at(r);
+            write(to, sum);
+          }
+      };
+      for (int64_t s = 0; s < outer.slabs; ++s) {
+        int64_t r = 0;
+        const auto from = [&] { return x + s * outer.slab_step + r * outer.row_step; };
+        for (; r + 4 <= outer.rows; r += 4) add(from(), std::integral_constant<int, 4>{}, s + r == 0);
+        for (; r < outer.rows; ++r) add(from(), std::integral_constant<int, 1>{}, s + r == 0);
+      }
+      for (int64_t v = 0; v < vectors; ++v) {
+        Vn sum = read<V, N>(sums + v * N);
+        for (int64_t t = 1; t < taps; ++t) sum += read<V, N>(sums + (t * vectors + v) * N);
+        if (p.divide) sum /= by;
+        write_as<N, false, S, V>(y + first + least(v * N, rest), sum);
+      }
+    }
+  }
+
+  // How many lanes of that many columns are summed at a time.
+  static int64_t lanes_summed(int64_t taps, int64_t lanes) {
+    constexpr int64_t near = 128 * 1024 / sizeof(V);
+    return least(ceil_div(lanes, N), most(8, near / most(1, taps) / N)) * N;
+  }
+
+  // All lanes of a tap before the next tap, as they lie in memory; the best so far wait in L1.
+  static bool streamed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
+                       char* y, char* extra, const Kept& kept) {
+    Vn poison[2] = {};
+    const auto add = [&](const S* from, C tap_code, bool first, bool last) __attribute__((always_inline)) {
+      const auto one = [&](int64_t at, Vn& sum) __attribute__((always_inline)) {
+        const Vn v = read_as<V, N>(from + at);
+        if constexpr (can_be_nan) sum += v;
+        Vn best = v;
+        Cn code = Cn{} + tap_code;
+        if (!first) {
+          best = read<V, N>(kept.values + at);
+          const auto better = R::beats(v, best);
+          best = better ? v : best;
+          if constexpr (coded) code = better ? code : read<C, N>(kept.codes + at);
+        }
+        if (last) {
+          write_as<N, true, S, V>(reinterpret_cast<S*>(y) + at, best);
+          if constexpr (coded) write_codes<N>(p.extra, extra, at, code, outer.position);
+        } else {
+          write(kept.values + at, best);
+          if constexpr (coded) write(kept.codes + at, code);
+        }
+      };
+      int64_t c = 0;
+      for (; c + 2 * N <= p.lanes; c += 2 * N) {
+        one(c, poison[0]);
+        one(c + N, poison[1]);
+      }
+      for (; c < p.lanes; c += N) one(least(c, p.lanes - N), poison[0]);  // the last ones may be done twice
+    };
+    const int64_t all = outer.slabs * outer.rows * taps;
+    int64_t done = 0;
+    C slab_code = outer.first;
+    for (int64_t s = 0; s < outer.slabs; ++s, slab_code += outer.slab_code) {
+      C row_code = slab_code;
+      for (int64_t r = 0; r < outer.rows; ++r, row_code += outer.row_code) {
+        const char* from = x + s * outer.slab_step + r * outer.row_step;
+        C tap_code = row_code;
+        for (int64_t t = 0; t < taps; ++t, from += step, tap_code += outer.col_code) {
+          const S* tap = reinterpret_cast<const S*>(from);
+          ++done;
+          if (done == 1)
+            add(tap, tap_code, true, all == 1);
+          else if (done < all)
+            add(tap, tap_code, false, false);
+          else
+            add(tap, tap_code, false, true);
+        }
+      }
+    }
+    if constexpr (can_be_nan) return !nan_in(poison[0] + poison[1]);
+    return true;
+  }
+
+  static bool nan_in(Vn sum) { return any(sum != sum); }
+
+  template <int W, bool quick> static void vectors(const Problem& p, const Outer& outer, const char* x,
+                                                   int64_t taps, int64_t step, char* y, char* extra, V by,
+                                                   int64_t lane, Vn (&poison)[4]) {
     Vn best[W];
     Cn code[W];
     x += lane * int64_t(sizeof(S));
-    const bool ahead = lane + W * N < p.lanes;  // the next lanes of the same taps
     if constexpr (R::picks) {
       for (int w = 0; w < W; ++w) {
         best[w] = Vn{} + R::init();
@@ -163,15 +278,16 @@ private:
           for (int64_t t = 0; t < taps; ++t, from += step, tap_code += outer.col_code)
             for (int w = 0; w < W; ++w) {
               const Vn v = read_as<V, N>(reinterpret_cast<const S*>(from) + w * N);
-              if (ahead) __builtin_prefetch(reinterpret_cast<const S*>(from) + (W + w) * N);
+              auto better = R::beats(v, best[w]);
               if constexpr (coded) {
-                auto better = R::beats(v, best[w]);
-                if constexpr (is_real<V>) better |= v != v;
+                if constexpr (can_be_nan && !quick) better |= v != v;
                 best[w] = better ? v : best[w];
                 code[w] = better ? Cn{} + tap_code : code[w];
               } else {
-                best[w] = merge(v, best[w]);
+                best[w] = better ? v : best[w];  // one instruction; a NaN would be lost
+                if constexpr (can_be_nan && !quick) best[w] = v != v ? v : best[w];
               }
+              if constexpr (can_be_nan && quick) poison[w % 4] += v;
             }
         }
       }

@@ -2,12 +2,20 @@
 
 #include <pthread.h>
 #include <sched.h>
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <link.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -16,28 +24,74 @@ namespace {
 
 using std::int64_t;
 
-struct Job {
-  const std::function<void(int, int64_t, int64_t)>* run;
-  int64_t n, piece;
-  std::atomic<int64_t> next{0};
-  std::atomic<int> joined{0};
+// Every worker begins with a share of its own, the same one in every call of the same size: what it read and wrote
+// last time may still be in its cache. Who is done takes pieces from the others' shares.
+class Job {
+public:
+  using Run = std::function<void(int, int64_t, int64_t)>;
 
-  void work(int worker) {
-    for (;;) {
-      const int64_t begin = next.fetch_add(piece, std::memory_order_relaxed);
-      if (begin >= n) return;
-      (*run)(worker, begin, std::min(n, begin + piece));
+  Job(const Run& run, int64_t n, int workers)
+      : run_(run), piece_(std::max<int64_t>(1, n / (int64_t(workers) * 8))), shares_(workers) {
+    for (int k = 0; k < workers; ++k) {
+      shares_[k].next = n / workers * k + std::min<int64_t>(k, n % workers);
+      shares_[k].end = shares_[k].next + n / workers + (k < n % workers);
     }
   }
+
+  int join() { return joined_.fetch_add(1) + 1; }
+
+  void work(int worker) {
+    const int n = int(shares_.size());
+    for (int k = 0; k < n; ++k) {
+      Share& share = shares_[(worker + k) % n];
+      for (;;) {
+        const int64_t begin = share.next.fetch_add(piece_, std::memory_order_relaxed);
+        if (begin >= share.end) break;
+        run_(worker, begin, std::min(share.end, begin + piece_));
+      }
+    }
+  }
+
+private:
+  struct alignas(64) Share {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+
+  const Run& run_;
+  const int64_t piece_;
+  std::vector<Share> shares_;
+  std::atomic<int> joined_{0};
 };
+
+// Waits awake for a while, which costs a processor that nobody else wants; says whether it has come true.
+template <class Until> bool watch(Until until, std::chrono::microseconds limit) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + limit;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (until()) return true;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+    sched_yield();
+  } while (Clock::now() < end);
+  return false;
+}
 
 class Pool {
 public:
+  // Falling asleep and being woken takes longer than much of the work: workers stay awake between calls that follow
+  // each other closely, and a caller for as long as a worker's last piece should take.
+  static constexpr std::chrono::microseconds awake{200}, patient{1000};
+
   // Only one job runs at a time; a second caller finds the pool busy and works alone.
   std::mutex busy;
 
   void run(Job& job, int workers) {
     grow(workers - 1);
+    step_aside();
     {
       std::lock_guard lock(mutex_);
       job_ = &job;
@@ -48,7 +102,12 @@ public:
     job.work(0);
     std::unique_lock lock(mutex_);
     wanted_ = 0;  // who has not come yet need not
-    done_.wait(lock, [&] { return active_ == 0; });
+    if (active_ > 0) {
+      lock.unlock();
+      watch([&] { return active_ == 0; }, patient);
+      lock.lock();
+      done_.wait(lock, [&] { return active_ == 0; });
+    }
     job_ = nullptr;
   }
 
@@ -56,24 +115,42 @@ private:
   void grow(int n) {
     while (int(threads_.size()) < n) {
       try {
-        threads_.emplace_back([this] { serve(); });
+        std::thread thread([this] { serve(); });
+        threads_.push_back(thread.native_handle());
+        thread.detach();
       } catch (const std::system_error&) {
         return;  // no more threads to be had: fewer do the work
       }
-      threads_.back().detach();
+      avoided_ = -1;
     }
+  }
+
+  // A worker that sleeps may be woken on the caller's processor and then wait there for the caller, although others
+  // are idle: it gets all but that one to choose from.
+  void step_aside() {
+#if defined(__linux__)
+    const int cpu = sched_getcpu();
+    cpu_set_t others;
+    if (cpu < 0 || cpu == avoided_ || sched_getaffinity(0, sizeof others, &others) != 0) return;
+    avoided_ = cpu;
+    if (CPU_COUNT(&others) > 1) CPU_CLR(cpu, &others);
+    for (const auto thread : threads_) pthread_setaffinity_np(thread, sizeof others, &others);
+#endif
   }
 
   void serve() {
     std::unique_lock lock(mutex_);
     int64_t seen = 0;
     for (;;) {
+      lock.unlock();
+      watch([&] { return ticket_ != seen; }, awake);
+      lock.lock();
       wake_.wait(lock, [&] { return wanted_ > 0 && ticket_ != seen; });
       seen = ticket_;
       --wanted_;
       ++active_;
       Job* job = job_;
-      const int worker = job->joined.fetch_add(1) + 1;
+      const int worker = job->join();
       lock.unlock();
       job->work(worker);
       lock.lock();
@@ -83,11 +160,27 @@ private:
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::vector<std::thread> threads_;
+  std::vector<std::thread::native_handle_type> threads_;
+  int avoided_ = -1;  // the processor that the workers leave to the caller
   Job* job_ = nullptr;
-  int wanted_ = 0, active_ = 0;
-  int64_t ticket_ = 0;
+  int wanted_ = 0;
+  std::atomic<int> active_{0};  // changes under the lock; may be looked at without it
+  std::atomic<int64_t> ticket_{0};
 };
+
+// The threads that an OpenMP library in this process keeps for others: while those wait awake for more work, workers
+// of our own would have to share the processors with them.
+struct Team {
+  void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
+  int (*worker)() = nullptr;
+  int (*most)() = nullptr;
+  int (*inside)() = nullptr;
+
+  bool complete() const { return parallel && worker && most && inside; }
+};
+
+Team team;
+std::atomic<bool> has_team{false};
 
 std::atomic<Pool*> pool{nullptr};
 std::atomic<int> chosen{0}, fallback{0};
@@ -120,6 +213,17 @@ Pool& the_pool() {
   return *found;
 }
 
+// Each thread that calls an OpenMP library gets a team of its own there: only the main thread's is borrowed, of the
+// size it has already. A forked child has none.
+bool borrows(int workers) {
+#if defined(__linux__)
+  return has_team.load(std::memory_order_acquire) && !forked.load() && getpid() == gettid() &&
+         !team.inside() && team.most() == workers;
+#else
+  return false;
+#endif
+}
+
 [[maybe_unused]] const int watching_forks = pthread_atfork(nullptr, nullptr, after_fork_in_child);
 
 }  // namespace
@@ -133,14 +237,45 @@ int num_threads() {
 void set_num_threads(int n) { chosen.store(n); }
 void set_default_threads(int n) { fallback.store(n); }
 
+bool borrow_threads() {
+#if defined(__linux__)
+  std::string path;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* found) {
+        const char* name = std::strrchr(info->dlpi_name, '/');
+        const bool fits = name && std::strncmp(name, "/libgomp", 8) == 0;
+        const bool own = fits && std::strstr(info->dlpi_name, "/torch");  // PyTorch may bring a copy along
+        auto& best = *static_cast<std::string*>(found);
+        if (own || (fits && best.empty())) best = info->dlpi_name;
+        return int(own);
+      },
+      &path);
+  void* library = path.empty() || has_team.load() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  if (library) {
+    const auto find = [&](auto& function, const char* name) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    };
+    find(team.parallel, "GOMP_parallel");
+    find(team.worker, "omp_get_thread_num");
+    find(team.most, "omp_get_max_threads");
+    find(team.inside, "omp_in_parallel");
+    has_team.store(team.complete(), std::memory_order_release);
+  }
+#endif
+  return has_team.load();
+}
+
 void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t, int64_t)>& run) {
   workers = int(std::min<int64_t>(workers, n));
   if (workers > 1) {
     Pool& workers_pool = the_pool();
     std::unique_lock lock(workers_pool.busy, std::try_to_lock);
     if (lock) {
-      Job job{&run, n, std::max<int64_t>(1, n / (int64_t(workers) * 8))};
-      workers_pool.run(job, workers);
+      Job job(run, n, workers);
+      if (borrows(workers))
+        team.parallel([](void* one) { static_cast<Job*>(one)->work(team.worker()); }, &job, workers, 0);
+      else
+        workers_pool.run(job, workers);
       return;
     }
   }

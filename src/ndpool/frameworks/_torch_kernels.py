@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
+from ndpool._native import BUILT, INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan, positions, round_bfloat16
 from ndpool.geometry import fractional as fractional_plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -33,6 +33,8 @@ FIRST_FLOAT = CODES[torch.float16]
 _EXTRA_DTYPES = (torch.uint8, torch.uint8, torch.int32, torch.int64)
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _SPATIAL = {3: (2,), 4: (3, 2), 5: (4, 3, 2)}
+if BUILT:
+    core.borrow_threads()  # PyTorch's own work and ours take turns on the same threads
 _warned: set[str] = set()
 _triton_only = False  # tests run CPU tensors through Triton's interpreter
 
