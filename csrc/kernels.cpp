@@ -1,7 +1,7 @@
 // Compiled once per instruction set (NDPOOL_ISA names it) with that set's flags. Everything below has internal
 // linkage, so that no function compiled for a newer processor can take the place of its namesake elsewhere.
 //
-// Forward:   direct (windows of 2 and 3), slide (stride 1), blocks (little shared), lanes (channels last), forward (the rest)
+// Forward:   direct (windows of 2 and 3), strips (the usual ones of stride 1), slide (all of stride 1), blocks (little shared), lanes (channels last), forward (the rest)
 // Backward:  pick, pick_lanes, scatter (maxima), spread (sums), backward (the rest)
 #include "kernels.h"
 
@@ -10,6 +10,7 @@
 #include "direct.h"
 #include "lanes.h"
 #include "slide.h"
+#include "strips.h"
 
 namespace ndpool {
 namespace {
@@ -52,8 +53,17 @@ template <class R, bool coded> bool slides(const Problem& p) {
   return taps_of(p) > 1 && !(p.lanes > 1 && shares_little(p)) && Slide<R, coded>::serves(p);
 }
 
+template <class R> Kernel strips(const Problem& p) {
+#if defined(__AVX512VL__)
+  if constexpr (std::is_same_v<typename R::V, float>)
+    if (Strips<R>::serves(p)) return kernel_of<Strips<R>>();
+#endif
+  return {};
+}
+
 template <template <class> class R, class V, class S = V> Kernel pick(const Problem& p) {
-  Kernel found;
+  Kernel found = strips<R<V>>(p);
+  if (found.run) return found;
   if (p.extra == Extra::none) {
     if (slides<R<V>, false>(p)) return kernel_of<Slide<R<V>, false>>();
     if constexpr (quick<R<V>, S>) found = quick_engine<R<V>, S, false>(p);
@@ -106,6 +116,7 @@ template <template <class> class R> Kernel pick(const Problem& p) {
 template <class V, class S = V> Kernel sum_of(const Problem& p) {
   bool long_ones = false;
   for (int a = 0; a < p.n_axes; ++a) long_ones |= p.axes[a].kernel > 3;
+  if (const Kernel found = strips<Sum<V>>(p); found.run) return found;
   if (p.op == Op::sum) {
     if ((long_ones || slides<Sum<V>, false>(p)) && Slide<Sum<V>, false>::serves(p))
       return kernel_of<Slide<Sum<V>, false>>();

@@ -153,6 +153,14 @@ template <int By, class V, int... I> inline V shifted(V a, V b, std::integer_seq
 }
 // As many elements of the two together, all but the first few.
 template <int By, class V> inline V shifted(V a, V b) {
+#if defined(__AVX512VL__)  // one instruction that needs no table
+  if constexpr (sizeof(Element<V>) == 4 && sizeof(V) == 64)
+    return reinterpret_cast<V>(
+        _mm512_alignr_epi32(reinterpret_cast<__m512i>(b), reinterpret_cast<__m512i>(a), By));
+  if constexpr (sizeof(Element<V>) == 4 && sizeof(V) == 32)
+    return reinterpret_cast<V>(
+        _mm256_alignr_epi32(reinterpret_cast<__m256i>(b), reinterpret_cast<__m256i>(a), By));
+#endif
   return shifted<By>(a, b, std::make_integer_sequence<int, length_of<V>>{});
 }
 // The same number everywhere (minus nothing: adding would turn -0 into 0).
@@ -196,6 +204,58 @@ template <class V> inline int first_set(V mask) {
   while (k < length_of<V> && !mask[k]) ++k;
   return k;
 }
+
+#if defined(__AVX512VL__)
+// Some of the N floats at a place: the others are neither read nor written.
+template <int N> struct Part {
+  __mmask16 mask;
+
+  Part() = default;
+  Part(int64_t from, int64_t to) {  // those from `from` up to `to`
+    const auto below = [](int64_t n) { return (1u << (n < 0 ? 0 : n > N ? N : n)) - 1; };
+    mask = __mmask16(below(to) & ~below(from));
+  }
+  Vec<float, N> read(const float* p, Vec<float, N> rest) const {
+    if constexpr (N == 16)
+      return _mm512_mask_loadu_ps(rest, mask, p);
+    else
+      return _mm256_mask_loadu_ps(rest, __mmask8(mask), p);
+  }
+  Vec<float, N> read(const float* p) const {
+    if constexpr (N == 16)
+      return _mm512_maskz_loadu_ps(mask, p);
+    else
+      return _mm256_maskz_loadu_ps(__mmask8(mask), p);
+  }
+  void write(float* p, Vec<float, N> v) const {
+    if constexpr (N == 16)
+      _mm512_mask_storeu_ps(p, mask, v);
+    else
+      _mm256_mask_storeu_ps(p, __mmask8(mask), v);
+  }
+};
+
+#endif
+
+// Whether a NaN was met.
+template <int N> struct Met {
+#if defined(__AVX512VL__)
+  __mmask16 mask = 0;
+
+  void meet(Vec<float, N> a, Vec<float, N> b) {
+    if constexpr (N == 16)
+      mask = _kor_mask16(mask, _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q));
+    else
+      mask = _kor_mask16(mask, _mm256_cmp_ps_mask(a, b, _CMP_UNORD_Q));
+  }
+  bool any() const { return mask != 0; }
+#else
+  Vec<std::int32_t, N> mask{};
+
+  void meet(Vec<float, N> a, Vec<float, N> b) { mask |= (a != a) | (b != b); }
+  bool any() const { return ndpool::any(mask); }
+#endif
+};
 
 }  // namespace
 }  // namespace ndpool

@@ -248,6 +248,30 @@ def test_nan_and_infinity_stay_in_their_windows(k, dtype):
                 assert_exact(np.isfinite(got), np.isfinite(sums))
 
 
+@pytest.mark.parametrize("k", [3, 5, 7, 9, 13])
+@pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
+def test_windows_that_move_by_one_at_every_width(k, reduce):
+    """Rows shorter and longer than vectors and tiles, with and without NaN, padded unevenly or not at all."""
+    for width in [*range(1, 36), *range(47, 67, 3), 80, 95, 96, 97, 130, 700]:
+        height = 1 + width % 23
+        x = plain((5, height, width), np.float32, width)
+        x[2] = hard_values((height, width), np.float32, width)
+        wider = np.full((5, height, width + 3), np.nan, np.float32)
+        wider[:, :, 1:-2] = x
+        for padding in [k // 2, ((k - 1, 1), (1, k - 1)), 0]:
+            if padding == 0 and min(height, width) < k:
+                continue
+            options = {"reduce": reduce, "stride": 1, "padding": padding}
+            if reduce in ("max", "min"):
+                want = ndpool.pool(x.astype(np.float64), (k, k), **options).astype(np.float32)
+            else:
+                want = np.moveaxis(
+                    ndpool.pool(np.moveaxis(x, 0, -1).copy(), (k, k), axes=(0, 1), **options), -1, 0
+                )
+            assert_exact(ndpool.pool(x, (k, k), **options), want)
+            assert_exact(ndpool.pool(wider[:, :, 1:-2], (k, k), **options), want)
+
+
 def test_images_whose_sizes_do_not_divide():
     """stackoverflow.com/questions/42463172, scikit-image/scikit-image#4940, mwcraig/reducer#194.
 

@@ -1,0 +1,398 @@
+// The strips engine: the usual windows that move by one element, of floats whose rows are neighbours. A strip of
+// columns goes down a plane in registers: rows are read where they lie, a mask keeps out what is not there, and
+// nothing is laid out beforehand. Maxima take the rows first: a row's windows are doubled, then every two rows of
+// results share what is common to both. Where rows are long, whole rows are worked on instead, with what is kept of
+// them in L1: memory likes to be met in order. Sums take the columns first.
+#pragma once
+
+#include "forward.h"
+#include "simd.h"
+
+#if defined(__AVX512VL__)  // masks that cost nothing
+
+namespace ndpool {
+namespace {
+
+template <class R> struct Strips {
+  using V = typename R::V;
+  static_assert(std::is_same_v<V, float>);
+  static constexpr int broad = wide<V>, slim = broad / 2;
+  static constexpr int64_t band_elements = 32 * 1024, group_elements = 4 * 1024, line_elements = 4 * 1024;
+  static constexpr int64_t long_row = 6 * broad;
+
+  static bool serves(const Problem& p) {
+    if (p.n_axes != 2 || p.lanes != 1 || p.op == Op::lp || p.extra != Extra::none) return false;
+    if (!stored_as<V>(p.x_type) || !stored_as<V>(p.y_type)) return false;
+    if (p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
+    const int64_t k = p.axes[0].kernel;
+    for (int a = 0; a < 2; ++a) {
+      const Axis& axis = p.axes[a];
+      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel != k) return false;
+    }
+    return k == 3 || (R::picks && (k == 5 || k == 7 || k == 9 || k == 13));
+  }
+
+  // A unit is a band of rows of a plane, or of a few planes that are small and equally far apart.
+  static int64_t band_rows(const Problem& p) {
+    return most(8 * p.axes[0].kernel, ceil_div(band_elements, p.axes[1].out));
+  }
+  static int64_t group(const Problem& p) {
+    if (p.n_lead != 1 || p.axes[0].out > band_rows(p)) return 1;
+    return most(1, group_elements / (p.axes[0].out * p.axes[1].out));
+  }
+  // Columns of long rows: what is kept of them fills half of L1.
+  static int64_t tile(int64_t kernel) { return line_elements / (kernel + 1) / broad * broad; }
+  static constexpr int64_t beyond = 8;  // vectors that a row's windows lag behind, at most
+
+  static void prepare(Problem& p) {
+    const int64_t k = p.axes[0].kernel;
+    p.tile = p.axes[1].out;
+    p.tiles = ceil_div(p.axes[0].out, band_rows(p));
+    p.units = ceil_div(p.planes, group(p)) * p.tiles;
+    p.scratch = R::picks ? Scratch::bytes<V>((k + 1) * tile(k)) +
+                               2 * Scratch::bytes<Part<broad>>(tile(k) / broad + beyond)
+                         : Scratch::bytes<V>(p.axes[1].out + 4 * broad);
+  }
+
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    Strips work(p, memory);
+    if constexpr (R::picks) switch (p.axes[0].kernel) {
+      case 5:
+        return work.template all<5>(begin, end);
+      case 7:
+        return work.template all<7>(begin, end);
+      case 9:
+        return work.template all<9>(begin, end);
+      case 13:
+        return work.template all<13>(begin, end);
+      }
+    work.template all<3>(begin, end);
+  }
+
+private:
+  struct Band {
+    const char* x;    // row 0 of the plane
+    char* y;          // the band's first row
+    int64_t o, rows;  // number of the first row of results, rows of results
+    int64_t planes;   // in which the same is done
+  };
+
+  const Problem& p_;
+  const Axis &rows_, &cols_;
+  bool careful_ = false;  // what went before held a NaN
+  bool even_ = true;      // all windows share the divisor
+  V* lines_ = nullptr;    // rows kept; for sums, what the columns contribute to the divisors
+  Part<broad>*inside_ = nullptr, *nowhere_ = nullptr;
+
+  Strips(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(p.axes[1]) {
+    Scratch scratch(memory);
+    if constexpr (R::picks) {
+      const int64_t k = rows_.kernel, n = tile(k) / broad + beyond;
+      lines_ = scratch.take<V>((k + 1) * tile(k));
+      inside_ = scratch.take<Part<broad>>(n);
+      nowhere_ = scratch.take<Part<broad>>(n);
+      for (int64_t j = 0; j < n; ++j) nowhere_[j] = Part<broad>(0, 0);
+    } else if (p.divide) {
+      lines_ = scratch.take<V>(cols_.out + 4 * broad);
+      for (int64_t o = 0; o < cols_.out + 4 * broad; ++o)
+        lines_[o] = V(p.divisor ? p.divisor : o < cols_.out ? share(cols_, o) : 1);
+      // The shares in the middle are no less than those of both ends.
+      even_ = p.divisor ||
+              (share(rows_, 0) == rows_.uncropped && share(rows_, rows_.out - 1) == rows_.uncropped &&
+               share(cols_, 0) == cols_.uncropped && share(cols_, cols_.out - 1) == cols_.uncropped);
+    }
+  }
+
+  char* plane(const Array& array, int64_t q) const {
+    char* data = array.data;
+    if (p_.n_lead == 1) return data + q * array.lead[0];
+    for (int64_t a = p_.n_lead - 1; a >= 0; --a) {
+      data += q % p_.lead_shape[a] * array.lead[a];
+      q /= p_.lead_shape[a];
+    }
+    return data;
+  }
+
+  template <int K> void all(int64_t begin, int64_t end) {
+    const int64_t planes = group(p_), height = band_rows(p_);
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t q = unit / p_.tiles * planes, o = unit % p_.tiles * height;
+      Band b{plane(p_.x, q), plane(p_.y, q) + o * p_.y.pooled[0], o, least(height, rows_.out - o),
+             least(planes, p_.planes - q)};
+      if (!R::picks || cols_.out < long_row) {
+        band<K>(b);
+        continue;
+      }
+      for (int64_t left = b.planes; left > 0; --left, b.x += p_.x.lead[0], b.y += p_.y.lead[0]) {
+        b.planes = 1;
+        if constexpr (R::picks)
+          for (int64_t c = 0; c < cols_.out; c += tile(K)) long_rows<K>(b, c, least(cols_.out, c + tile(K)));
+      }
+    }
+  }
+
+  // Strips of whole vectors, as many as there are registers for; what is left takes half vectors.
+  template <int K> void band(const Band& b) {
+    constexpr int W = K <= 5 ? 4 : K == 7 ? 3 : 2, half = K <= slim + 1 ? slim : broad;
+    int64_t c = 0;
+    for (; cols_.out - c >= W * broad; c += W * broad) strip<K, broad, W>(b, c);
+    const int64_t left = ceil_div(cols_.out - c, slim);
+    if (left == 1) return strip<K, half, 1>(b, c);
+    if (left == 2) return strip<K, half, half == slim ? 2 : 1>(b, c);
+    if constexpr (W > 2) {
+      if (left == 3) return strip<K, half, 3>(b, c);
+      if (left >= 6) {
+        strip<K, broad, 3>(b, c);
+        return left == 6 ? void() : strip<K, broad, 1>(b, c + 3 * broad);
+      }
+    }
+    if (left >= 3) strip<K, broad, 2>(b, c);
+    if (left == 5) strip<K, half, 1>(b, c + 2 * broad);
+  }
+
+  template <int K, int N, int W> void strip(const Band& b, int64_t c) {
+    if constexpr (!R::picks) {
+      even_ ? sums<N, W, true>(b, c) : sums<N, W, false>(b, c);
+    } else {
+      if (!careful_ && !best<K, N, W, true>(b, c)) return;
+      carefully<K>(b, c, least(cols_.out, c + N * W));
+    }
+  }
+
+  template <int K> void carefully(const Band& b, int64_t c, int64_t end) {
+    careful_ = false;
+    for (; c < end; c += broad) careful_ |= best<K, broad, 1, false>(b, c);
+  }
+
+  template <class T> static T* further(T* p, int64_t bytes) {
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+    return reinterpret_cast<T*>(reinterpret_cast<Byte*>(p) + bytes);
+  }
+
+  bool is_row(int64_t i) const { return std::uint64_t(i) < std::uint64_t(rows_.size); }
+
+  // Where the windows of column c begin in row i of a plane.
+  const V* at(const char* x, int64_t i, int64_t c) const {
+    return reinterpret_cast<const V*>(x + i * p_.x.pooled[0]) + c + cols_.origin;
+  }
+
+  // Those of the N elements from there on that exist.
+  template <int N> Part<N> inside(int64_t c) const {
+    return Part<N>(-(c + cols_.origin), cols_.size - (c + cols_.origin));
+  }
+
+  template <bool quick, class Vn> static Vn merge(Vn later, Vn best) {
+    auto better = R::beats(later, best);
+    if constexpr (!quick) better |= later != later;
+    return better ? later : best;
+  }
+
+  // How much longer windows get that have M elements and shall have K, if they double as long as they can.
+  static constexpr int more(int M, int K) { return M < K - M ? M : K - M; }
+
+  // x[0 .. W] to the windows of K elements that begin in the first W of them.
+  template <int K, int W, bool quick, int M = 1, class Vn> static void across(Vn* x) {
+    if constexpr (M < K) {
+      constexpr int by = more(M, K);
+      for (int w = 0; w < W; ++w) x[w] = merge<quick>(shifted<by>(x[w], x[w + 1]), x[w]);
+      if constexpr (M + by < K) x[W] = merge<quick>(shifted<by>(x[W], x[W]), x[W]);
+      across<K, W, quick, M + by>(x);
+    }
+  }
+
+  // The maxima of a strip; true if there was a NaN. Results r and r + 1 share the rows between the first of the one
+  // and the last of the other, and those come in pairs that later results share, too.
+  template <int K, int N, int W, bool quick> bool best(const Band& b, int64_t c) const {
+    using Vn = Vec<V, N>;
+    constexpr int T = K / 2;
+    const Vn init = Vn{} + R::init();
+    const int64_t x_pitch = p_.x.pooled[0], y_pitch = p_.y.pooled[0];
+    const Part<N> last(0, cols_.out - c - (W - 1) * N);
+    Part<N> there[W + 1];
+    for (int w = 0; w <= W; ++w) there[w] = inside<N>(c + w * N);
+    Met<N> nan;
+    for (int64_t q = 0; q < b.planes; ++q) {
+      int64_t i = b.o + rows_.origin;
+      const V* x = at(b.x + q * p_.x.lead[0], i, c);
+      V* y = reinterpret_cast<V*>(b.y + q * p_.y.lead[0]) + c;
+      const auto next = [&](Vn* h) __attribute__((always_inline)) {
+        Vn v[W + 1];
+        if (is_row(i)) {
+          for (int w = 0; w <= W; ++w) v[w] = there[w].read(x + w * N, init);
+          for (int w = 0; w <= W; w += 2) nan.meet(v[w], v[w < W ? w + 1 : w]);
+          across<K, W, quick>(v);
+        }
+        for (int w = 0; w < W; ++w) h[w] = is_row(i) ? v[w] : init;
+        ++i;
+        x = further(x, x_pitch);
+      };
+      const auto put = [&](int w, Vn v) __attribute__((always_inline)) {
+        if (w < W - 1)
+          write(y + w * N, v);
+        else
+          last.write(y + w * N, v);
+      };
+      Vn even[T][W], odd[W], pair[T][W];
+      for (int k = 0; k < T; ++k) {
+        next(even[k]);
+        for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<quick>(even[k][w], odd[w]);
+        next(odd);
+      }
+      for (int64_t r = 0; r < b.rows; r += 2) {
+        Vn fresh[W], shared[W];
+        next(fresh);
+        for (int w = 0; w < W; ++w) {
+          pair[T - 1][w] = merge<quick>(fresh[w], odd[w]);
+          shared[w] = pair[0][w];
+          for (int k = 1; k < T; ++k) shared[w] = merge<quick>(pair[k][w], shared[w]);
+          put(w, merge<quick>(shared[w], even[0][w]));
+          for (int k = 1; k < T; ++k) {
+            pair[k - 1][w] = pair[k][w];
+            even[k - 1][w] = even[k][w];
+          }
+          even[T - 1][w] = fresh[w];
+        }
+        if (r + 1 == b.rows) break;
+        y = further(y, y_pitch);
+        next(odd);
+        for (int w = 0; w < W; ++w) put(w, merge<quick>(odd[w], shared[w]));
+        y = further(y, y_pitch);
+      }
+    }
+    return nan.any();
+  }
+
+  template <int K, int M = 1> static constexpr int lag() {
+    if constexpr (M < K) return 1 + lag<K, M + more(M, K)>();
+    return 0;
+  }
+  // One more vector of a row to the windows of K elements that begin as many vectors before.
+  template <int K, int M = 1, class Vn> static Vn chain(Vn* before, Vn v) {
+    if constexpr (M < K) {
+      constexpr int by = more(M, K);
+      const Vn old = *before;
+      *before = v;
+      return chain<K, M + by>(before + 1, merge<true>(shifted<by>(old, v), old));
+    }
+    return v;
+  }
+
+  // Columns [c0, c1) of long rows, two rows at a time. What a strip keeps in registers lies in lines here.
+  template <int K> void long_rows(const Band& b, int64_t c0, int64_t c1) {
+    if (!careful_ && !quick_rows<K>(b, c0, c1)) return;
+    carefully<K>(b, c0, c1);
+  }
+
+  template <int K> bool quick_rows(const Band& b, int64_t c0, int64_t c1) const {
+    constexpr int N = broad, T = K / 2, L = lag<K>();
+    static_assert(L <= beyond);
+    using Vn = Vec<V, N>;
+    const Vn init = Vn{} + R::init();
+    const int64_t n = ceil_div(c1 - c0, N), y_pitch = p_.y.pooled[0];
+    for (int64_t j = 0; j < n + L; ++j) inside_[j] = inside<N>(c0 + j * N);
+    const Part<N> last(0, c1 - c0 - (n - 1) * N);
+    V *odd = lines_, *even[T], *pair[T];
+    for (int k = 0; k < T; ++k) {
+      even[k] = lines_ + (2 * k + 1) * n * N;
+      pair[k] = lines_ + (2 * k + 2) * n * N;  // the last of them is never kept
+    }
+    Met<N> nan;
+    const auto two_rows = [&](int64_t i, auto&& f) __attribute__((always_inline)) {
+      const V *x = at(b.x, is_row(i) ? i : 0, c0), *z = at(b.x, is_row(i + 1) ? i + 1 : 0, c0);
+      const Part<N>*of_x = is_row(i) ? inside_ : nowhere_, *of_z = is_row(i + 1) ? inside_ : nowhere_;
+      Vn before_x[L], before_z[L];
+      for (int l = 0; l < L; ++l) before_x[l] = before_z[l] = init;
+      for (int64_t j = 0; j < n + L; ++j) {
+        Vn v = of_x[j].read(x + j * N, init), u = of_z[j].read(z + j * N, init);
+        nan.meet(v, u);
+        v = chain<K>(before_x, v);
+        u = chain<K>(before_z, u);
+        if (j >= L) f((j - L) * N, v, u);
+      }
+    };
+    int64_t i = b.o + rows_.origin;
+    for (int k = 0; k < T; ++k, i += 2)
+      two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
+        if (k > 0) write(pair[k - 1] + j, merge<true>(v, read<V, N>(odd + j)));
+        write(even[k] + j, v);
+        write(odd + j, u);
+      });
+    V* y = reinterpret_cast<V*>(b.y) + c0;
+    for (int64_t r = 0; r < b.rows; r += 2, i += 2, y = further(y, 2 * y_pitch)) {
+      V *z = r + 1 < b.rows ? further(y, y_pitch) : pair[T - 1], *oldest = even[0], *first = pair[0];
+      two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
+        const Vn newest = merge<true>(v, read<V, N>(odd + j));
+        Vn shared = newest;
+        if constexpr (T > 1) {
+          shared = read<V, N>(first + j);
+          for (int k = 1; k < T - 1; ++k) shared = merge<true>(read<V, N>(pair[k] + j), shared);
+          shared = merge<true>(newest, shared);
+          write(first + j, newest);
+        }
+        const Vn upper = merge<true>(shared, read<V, N>(oldest + j)), lower = merge<true>(u, shared);
+        write(oldest + j, v);
+        write(odd + j, u);
+        const bool whole = j < (n - 1) * N;
+        whole ? write(y + j, upper) : last.write(y + j, upper);
+        whole ? write(z + j, lower) : last.write(z + j, lower);
+      });
+      for (int k = 1; k < T; ++k) even[k - 1] = even[k];
+      even[T - 1] = oldest;
+      for (int k = 1; k < T - 1; ++k) pair[k - 1] = pair[k];
+      if constexpr (T > 1) pair[T - 2] = first;
+    }
+    return nan.any();
+  }
+
+  // Sums of 3 x 3, columns first.
+  template <int N, int W, bool even> void sums(const Band& b, int64_t c) const {
+    using Vn = Vec<V, N>;
+    const int64_t x_pitch = p_.x.pooled[0], y_pitch = p_.y.pooled[0];
+    const Part<N> last(0, cols_.out - c - (W - 1) * N);
+    Part<N> there[W + 1];
+    for (int w = 0; w <= W; ++w) there[w] = inside<N>(c + w * N);
+    const V all = p_.divide ? lines_[0] * (p_.divisor ? V(1) : V(rows_.uncropped)) : V(1);
+    for (int64_t q = 0; q < b.planes; ++q) {
+      int64_t i = b.o + rows_.origin;
+      const V* x = at(b.x + q * p_.x.lead[0], i, c);
+      V* y = reinterpret_cast<V*>(b.y + q * p_.y.lead[0]) + c;
+      const auto next = [&](Vn* v) __attribute__((always_inline)) {
+        const bool row = is_row(i);
+        for (int w = 0; w <= W; ++w) v[w] = row ? there[w].read(x + w * N) : Vn{};
+        ++i;
+        x = further(x, x_pitch);
+      };
+      Vn above[W + 1], middle[W + 1];
+      next(above);
+      next(middle);
+      for (int64_t r = 0; r < b.rows; ++r, y = further(y, y_pitch)) {
+        Vn below[W + 1], down[W + 1];
+        next(below);
+        for (int w = 0; w <= W; ++w) {
+          down[w] = above[w] + middle[w] + below[w];
+          above[w] = middle[w];
+          middle[w] = below[w];
+        }
+        const V outer = even ? V(1) : V(share(rows_, b.o + r));
+        for (int w = 0; w < W; ++w) {
+          Vn sum = down[w] + shifted<1>(down[w], down[w + 1]) + shifted<2>(down[w], down[w + 1]);
+          if constexpr (even) {
+            if (p_.divide) sum /= all;
+          } else {
+            const Vn by = read<V, N>(lines_ + c + w * N) * outer;
+            sum /= by == V(0) ? Vn{} + V(1) : by;
+          }
+          if (w < W - 1)
+            write(y + w * N, sum);
+          else
+            last.write(y + w * N, sum);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace ndpool
+
+#endif
