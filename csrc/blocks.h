@@ -112,11 +112,13 @@ private:
   // Columns [0, n) of all rows, one row after the other, `x` being the first; true if a NaN was met, be it a little
   // beyond the last column.
   bool fold(const Rows& rows, const S* x, int64_t n, V* to) const {
-    auto seen = Vn{} != Vn{};
+    Vn seen[broad] = {};
     const S* last = x + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch;
     // Vectors may read beyond the row, but not beyond the array.
     const int64_t vectors = last + ceil_div(n, N) * N <= end_ ? ceil_div(n, N) : n / N;
-    int64_t k = 0;
+    // Rows that share a page of memory are better read one by one.
+    const bool one_by_one = vectors > broad && rows.row_pitch * int64_t(sizeof(S)) < 4096;
+    int64_t k = one_by_one ? stream(rows, x, vectors, to, seen) : 0;
     for (; k + broad <= vectors; k += broad)
       strip<broad>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
     if (vectors - k == 3)
@@ -127,21 +129,50 @@ private:
       strip<1>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
     bool nan = false;
     for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j], numbers_ + j);
-    if constexpr (can_be_nan) return nan || any(seen);
+    if constexpr (can_be_nan) return nan || nan_in(seen);
     return false;
   }
 
+  // Sums of all elements: a NaN stays in them. Opposite infinities look like one, and are then looked at.
+  static bool nan_in(const Vn (&sums)[broad]) {
+    const Vn sum = sums[0] + sums[1] + (sums[2] + sums[3]);
+    return any(sum != sum);
+  }
+
+  // The vectors of a row, then those of the next, four at a time; what is folded so far waits in L1.
+  int64_t stream(const Rows& rows, const S* x, int64_t vectors, V* to, Vn (&seen)[broad]) const {
+    const int64_t end = vectors / broad * broad;
+    C number = 0;
+    for (int64_t s = 0; s < rows.slabs; ++s)
+      for (int64_t r = 0; r < rows.rows; ++r, ++number) {
+        const S* from = x + s * rows.slab_pitch + r * rows.row_pitch;
+        for (int64_t k = 0; k < end; k += broad)
+          for (int w = 0; w < broad; ++w) {
+            const int64_t at = (k + w) * N;
+            const Vn v = read_as<V, N>(from + at);
+            if constexpr (can_be_nan) seen[w] += v;
+            if (number == 0) {
+              write(to + at, v);
+              if constexpr (coded) write(numbers_ + at, Cn{});
+              continue;
+            }
+            const Vn acc = read<V, N>(to + at);
+            write(to + at, merge(v, acc));
+            if constexpr (coded)
+              write(numbers_ + at, R::beats(v, acc) ? Cn{} + number : read<C, N>(numbers_ + at));
+          }
+      }
+    return end;
+  }
+
   // W vectors, `gap` elements apart; with codes also the numbers of the rows.
-  template <int W, class Mask> __attribute__((always_inline)) static inline void
-  strip(const Rows& rows, const S* x, int64_t gap, V* to, int64_t to_gap, C* numbers, Mask& seen) {
+  template <int W> __attribute__((always_inline)) static inline void
+  strip(const Rows& rows, const S* x, int64_t gap, V* to, int64_t to_gap, C* numbers, Vn (&seen)[broad]) {
     Vn acc[W];
     Cn from_row[W];
-    const auto look = [&](Vn v) __attribute__((always_inline)) {
-      if constexpr (can_be_nan) seen |= v != v;
-      return v;
-    };
     for (int w = 0; w < W; ++w) {
-      acc[w] = look(read_as<V, N>(x + w * gap));
+      acc[w] = read_as<V, N>(x + w * gap);
+      if constexpr (can_be_nan) seen[w] += acc[w];
       from_row[w] = Cn{};
     }
     int64_t first = 1;
@@ -150,7 +181,8 @@ private:
       const S* from = x + first * rows.row_pitch;
       for (int64_t r = first; r < rows.rows; ++r, ++number, from += rows.row_pitch)
         for (int w = 0; w < W; ++w) {
-          const Vn v = look(read_as<V, N>(from + w * gap));
+          const Vn v = read_as<V, N>(from + w * gap);
+          if constexpr (can_be_nan) seen[w] += v;
           if constexpr (coded) from_row[w] = R::beats(v, acc[w]) ? Cn{} + number : from_row[w];
           acc[w] = merge(v, acc[w]);
         }
@@ -359,10 +391,10 @@ private:
                   (rows[0].rows - 1) * rows[0].row_pitch + N >
               end_)
             break;
-          auto seen = Vn{} != Vn{};
+          Vn seen[broad] = {};
           strip<broad>(rows[0], x, gap, folded_ + done * pitch_, pitch_, nullptr, seen);
           if constexpr (can_be_nan)
-            if (any(seen)) nan |= std::uint64_t((1 << broad) - 1) << done;
+            if (nan_in(seen)) nan |= std::uint64_t((1 << broad) - 1) << done;
         }
       }
       if (w.taps)

@@ -143,8 +143,12 @@ private:
     int64_t seen = 0;
     for (;;) {
       lock.unlock();
-      watch([&] { return ticket_ != seen; }, awake);
+      const bool called = watch([&] { return ticket_ != seen; }, awake);
       lock.lock();
+      if (called && wanted_ == 0) {  // too late: the work is done
+        seen = ticket_;
+        continue;
+      }
       wake_.wait(lock, [&] { return wanted_ > 0 && ticket_ != seen; });
       seen = ticket_;
       --wanted_;

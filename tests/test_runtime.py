@@ -7,6 +7,7 @@ Python threads beside a call and calls beside each other come after; then what a
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -273,6 +274,34 @@ worker.join()
 print(*status)
 """
     assert run_python(code).split() == ["0"] * 20
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch's threads are not libgomp's")
+def test_tensors_use_the_threads_of_pytorch():
+    """PyTorch's threads work for the main thread; another thread and a forked child have the core's."""
+    code = """
+import os, threading, torch, ndpool
+torch.set_num_threads(2)
+ndpool.set_num_threads(2)
+x = torch.rand(8, 16, 128, 128)
+want = torch.nn.functional.max_pool2d(x, 3, 2, 1)
+count = lambda: len(os.listdir("/proc/self/task"))
+same = lambda: bool((ndpool.max_pool2d(x, 3, 2, 1) == want).all())
+before = count()
+print(same(), count() - before)
+if (pid := os.fork()) == 0:
+    torch.set_num_threads(1)  # it has none of PyTorch's to compare with
+    ndpool.set_num_threads(2)
+    before = count()
+    os._exit(0 if same() and count() == before + 1 else 1)
+print(os.waitpid(pid, 0)[1])
+other = threading.Thread(target=lambda: print(same(), count() - before))
+other.start()
+other.join()
+"""
+    # In the end there are two more: a thread of the core's, and the one that asks.
+    assert run_python(code).split() == ["True", "0", "0", "True", "2"]
 
 
 def test_calls_beside_each_other():
