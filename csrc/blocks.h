@@ -379,24 +379,26 @@ private:
       }
       int done = 0;
       const int64_t gap = p_.x.lead[0] / int64_t(sizeof(S));
-      // Several at a time, if they lie close together.
-      const bool close = even && w.taps && w.taps <= N && rows[0].count() && p_.x.lead[0] <= 256;
+      const bool narrow = even && w.taps && w.taps <= N && rows[0].count();
+      const bool close = narrow && p_.x.lead[0] <= 256;  // then several at a time
       if constexpr (halves)
         if (close && n == N && w.taps <= N / 2 && p_.y.lead[0] == sizeof(S))
           if (side_by_side(rows[0], w, gap, by[0], reinterpret_cast<S*>(y[0]))) continue;
-      if (close) {
-        for (; done + broad <= n; done += broad) {
-          const S* x = rows[done].x + w.start;
-          if (x + (broad - 1) * gap + (rows[0].slabs - 1) * rows[0].slab_pitch +
-                  (rows[0].rows - 1) * rows[0].row_pitch + N >
-              end_)
-            break;
-          Vn seen[broad] = {};
-          strip<broad>(rows[0], x, gap, folded_ + done * pitch_, pitch_, nullptr, seen);
-          if constexpr (can_be_nan)
-            if (nan_in(seen)) nan |= std::uint64_t((1 << broad) - 1) << done;
-        }
-      }
+      const auto fold_few = [&](auto few) {
+        const S* x = rows[done].x + w.start;
+        if (x + (few - 1) * gap + (rows[0].slabs - 1) * rows[0].slab_pitch +
+                (rows[0].rows - 1) * rows[0].row_pitch + N >
+            end_)
+          return false;
+        Vn seen[broad] = {};
+        strip<few>(rows[0], x, gap, folded_ + done * pitch_, pitch_, nullptr, seen);
+        if constexpr (can_be_nan)
+          if (nan_in(seen)) nan |= ((std::uint64_t(1) << few) - 1) << done;
+        done += few;
+        return true;
+      };
+      while (close && done + broad <= n && fold_few(std::integral_constant<int, broad>{})) continue;
+      while (narrow && !close && done < n && fold_few(std::integral_constant<int, 1>{})) continue;
       if (w.taps)
         for (int k = done; k < n; ++k)
           if (rows[k].count())
