@@ -23,7 +23,7 @@ from explorer import Truth, draw, query, running
 from ndpool._cli import main
 from ndpool._explore import server as served
 from ndpool._explore.answer import answer, data, show
-from ndpool._explore.export import page
+from ndpool._explore.page import page
 from ndpool._explore.state import State, parse
 
 
@@ -521,9 +521,8 @@ def test_command_tells_of_a_port_in_use_and_of_other_machines():
             r"ndpool: explore: cannot listen on 127.0.0.1 port \d+: Address already in use\n", err
         )
     process = start("--port", "0", "--host", "0.0.0.0")
-    process.stdout.readline()
-    assert process.stderr.readline() == "ndpool: other machines can reach this server\n"
-    assert stop(process)[0] == 0
+    assert [process.stdout.readline() for _ in range(2)][1] == "Ctrl-C stops it.\n"
+    assert stop(process)[2] == "ndpool: other machines can reach this server\n"
 
 
 @pytest.mark.parametrize(
@@ -575,6 +574,14 @@ def test_export_stands_alone(tmp_path, capsys):
     assert policy.startswith("default-src 'none'")
     for gone in ('id="controls"', 'id="file"', 'id="share"', "live -->"):
         assert gone not in html
+
+
+def test_exported_answer_cannot_end_its_script(monkeypatch):
+    monkeypatch.setattr("ndpool._explore.page.answer", lambda state: {"summary": "</script><b>"})
+    assert (
+        '<script type="application/json" id="answer">{"summary": "\\u003c/script>\\u003cb>"}</script>'
+        in page()
+    )
 
 
 def test_export_over_http_is_the_same(server):

@@ -683,18 +683,20 @@ def test_bad_pictures_give_a_message(page, tmp_path):
 
 
 def test_light_and_dark(page):
-    background = "return getComputedStyle(document.body).backgroundColor"
-    page.open("", prefers_color_scheme="light")
-    light = page.run(background)
-    page.open("", prefers_color_scheme="dark")
-    dark = page.run(background)
-    assert light != dark
-    for expected in (light, dark):
-        page.find("#theme").click()
-        assert page.run(background) == expected
-        assert page.find("#theme").get_attribute("aria-pressed") == str(expected == dark).lower()
-    page.driver.refresh()
-    page.wait(lambda: page.run(background) == dark)
+    background, shown = "return getComputedStyle(document.body).backgroundColor", {}
+    for scheme in ("light", "dark"):
+        page.open("", prefers_color_scheme=scheme)
+        shown[scheme] = page.run(background)
+    assert shown["light"] != shown["dark"]
+    for system, other in (("dark", "light"), ("light", "dark")):
+        page.open("", prefers_color_scheme=system)
+        page.driver.refresh()
+        for expected in (other, system, other):
+            page.find("#theme").click()
+            assert page.run(background) == shown[expected]
+            assert page.find("#theme").get_attribute("aria-pressed") == str(expected == "dark").lower()
+        page.driver.refresh()  # it is remembered
+        page.wait(lambda: page.run(background) == shown[other])  # noqa: B023
 
 
 @pytest.mark.parametrize(

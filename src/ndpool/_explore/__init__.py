@@ -5,7 +5,7 @@ what ndpool makes of it, `server` hands that to the page, which only draws: ``in
 ``style.css``.
 """
 
-from ndpool._explore.export import export
+from ndpool._explore.page import export
 from ndpool._explore.server import serve
 
 __all__ = ["export", "serve"]

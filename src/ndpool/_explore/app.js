@@ -189,6 +189,7 @@ function value(cell, numbers, i, shade, name) {
   cell.dataset.value = numbers.exact[i];
   cell.style.setProperty("--v", shade);
   cell.classList.toggle("long", text.length > 4);
+  cell.classList.toggle("longer", text.length > 6);
   cell.setAttribute("aria-label", `${name} = ${numbers.full[i]}`);
   cell.title = `${name} = ${numbers.exact[i]}`;
 }
@@ -233,11 +234,14 @@ function fit() {
   const gutter = 16, size = (columns, room) => Math.floor((room - gutter * 2) / columns) - 3;
   const beside = size(input + output, width - 130), below = size(Math.max(input, output), width);
   const stacked = answer.dims === 1 ? beside < 40 : beside < 30 && below > beside;
-  const cell = Math.max(14, Math.min(stacked ? below : beside, 52));
   planes.classList.toggle("stacked", stacked);
-  planes.classList.toggle("tiny", cell < 18);
-  for (const [name, length] of [["--cell", cell], ["--gutter", gutter]]) planes.style.setProperty(name, `${length}px`);
-  for (const small of planes.querySelectorAll("small")) small.hidden = cell < 38;
+  planes.style.setProperty("--gutter", `${gutter}px`);
+  for (const [id, columns] of [["input", input], ["output", output]]) {
+    const cell = Math.max(14, Math.min(stacked ? size(columns, width) : beside, 52, stacked && id === "output" ? 42 : 52));
+    $(id).style.setProperty("--cell", `${cell}px`);
+    $(id).classList.toggle("tiny", cell < 18);
+    for (const small of $(id).querySelectorAll("small")) small.hidden = cell < 38;
+  }
 }
 
 // Looking at one output

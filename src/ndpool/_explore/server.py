@@ -27,7 +27,7 @@ import numpy as np
 
 from ndpool._explore.answer import answer, pooled
 from ndpool._explore.assets import asset
-from ndpool._explore.export import page
+from ndpool._explore.page import page
 from ndpool._explore.state import State, parse
 
 PORT = 7667
@@ -288,9 +288,9 @@ def serve(host: str = "127.0.0.1", port: int | None = None, state: str = "", bro
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # what stops a container is Ctrl-C, too
-        print(f"ndpool explorer: {address}\nCtrl-C stops it.", flush=True)
-        if not ipaddress.ip_address(socket.gethostbyname(host) if ":" not in host else host).is_loopback:
+        if not ipaddress.ip_address(str(server.server_address[0]).partition("%")[0]).is_loopback:
             print("ndpool: other machines can reach this server", file=sys.stderr, flush=True)
+        print(f"ndpool explorer: {address}\nCtrl-C stops it.", flush=True)
         if browser:
             # Of its own, because a browser in the terminal would wait for the page that is not served yet.
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
