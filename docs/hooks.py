@@ -90,13 +90,6 @@ def rest(markdown: str) -> str:
     return "\n\n".join(f"{lead}\n\n<!-- bench:{name} -->" for lead, name in missing)
 
 
-def on_config(config: Any) -> Any:
-    """The explorer's page comes after the one on windows, once it is there."""
-    if (Path(config["docs_dir"]) / "explorer.md").exists():
-        config["nav"].insert(2, {"The explorer": "explorer.md"})
-    return config
-
-
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Put pictures and tables into a page."""
 
