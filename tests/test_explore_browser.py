@@ -141,7 +141,9 @@ def driver():
     for flag in [*flags.split(), *(["--no-sandbox"] if os.geteuid() == 0 else [])]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    # What is loaded into Python to watch its memory is not meant for the browser.
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver, env=env))
     driver.set_script_timeout(120)
     yield driver
     driver.quit()
