@@ -587,6 +587,10 @@ function listen() {
       if (by) { const next = tabs.at((i + by) % tabs.length); open(next); next.focus(); }
     };
   });
+  document.querySelector(".skip").onclick = (event) => {
+    event.preventDefault(); // the address is the state's
+    $("stage").focus();
+  };
   $("copy").onclick = () => copy(answer.code[chosen()].code, $("copy"));
   new ResizeObserver(fit).observe($("planes"));
   theme();
@@ -639,7 +643,6 @@ function listenLive() {
     ask(location.hash.slice(1));
   };
   addEventListener("hashchange", () => {
-    if (location.hash === "#stage") return $("stage").focus();
     pause();
     form.elements.link.checked = true;
     go();
