@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -125,6 +126,15 @@ def running() -> Iterator[Server]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def wait_until(true):
+    """Look again and again, for half a minute of running time: a machine that stood still gets its turns."""
+    for _ in range(1500):
+        if true():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come true")
 
 
 def png(pixels):

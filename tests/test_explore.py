@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import ndpool
-from explorer import Truth, draw, query, running
+from explorer import Truth, draw, query, running, wait_until
 from ndpool._cli import main
 from ndpool._explore import server as served
 from ndpool._explore.answer import answer, data, show
@@ -434,13 +434,6 @@ def test_refusal_arrives_although_the_picture_is_still_being_sent(server):
     status, _, body = ask(server, "POST", "/api/image?width=9999&height=9999", bytes(8_000_000))
     assert status == 413
     assert b"at most" in body
-
-
-def wait_until(true):
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_slow_clients_block_nobody_and_are_ended(monkeypatch, server):

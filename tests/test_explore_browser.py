@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ndpool
-from explorer import draw, png, query, running
+from explorer import draw, png, query, running, wait_until
 from ndpool._explore import export
 from ndpool._explore.answer import answer
 from ndpool._explore.state import parse
@@ -92,9 +92,7 @@ class Page:
         return self.driver.execute_script(script, *arguments)
 
     def wait(self, true):
-        from selenium.webdriver.support.wait import WebDriverWait
-
-        return WebDriverWait(self.driver, 60, 0.02).until(lambda _: true())
+        wait_until(true)
 
     def find(self, selector):
         return self.driver.find_element("css selector", selector)

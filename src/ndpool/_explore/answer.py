@@ -26,7 +26,8 @@ _WORDS = {"max": "Maximum", "min": "Minimum", "avg": "Average", "sum": "Sum", "l
 def answer(state: State) -> dict[str, Any]:
     """Everything the page shows of a state; a `ValueError` where there is no such pool."""
     x = data(state)
-    y, index = pooled(state, x)
+    picks = REDUCTIONS[state.reduce].picks
+    y, index = pooled(state, x, return_indices=True) if picks else (pooled(state, x), None)
     plan = _plan(state, True)
     axes = [_axis(axis, name) for axis, name in zip(plan.axes, _names(state), strict=True)]
     at = min(state.at, y.size - 1)
@@ -68,26 +69,22 @@ def data(state: State) -> NDArray[np.float64]:
     return x
 
 
-def pooled(state: State, x: NDArray[Any], **options: Any) -> tuple[NDArray[Any], NDArray[np.int64] | None]:
-    """The output, and the positions that were picked where the reduction picks."""
-    picks = REDUCTIONS[state.reduce].picks
-    options |= {"reduce": state.reduce, "return_indices": picks, "norm_type": state.norm_type}
+def pooled(state: State, x: NDArray[Any], **options: Any) -> Any:
+    """The output of the state's pool, with `options` of one's own."""
+    options |= {"reduce": state.reduce, "norm_type": state.norm_type}
     if state.mode == "adaptive":
-        result: Any = ndpool.adaptive_pool(x, state.output_size, **options)
-    else:
-        if state.reduce == "avg":
-            options["divisor_override"] = state.divisor_override
-        result = ndpool.pool(
-            x,
-            state.kernel,
-            stride=state.stride,
-            padding=state.padding,
-            dilation=state.dilation,
-            ceil_mode=state.ceil_mode,
-            count_include_pad=state.count_include_pad,
-            **options,
-        )
-    return result if picks else (result, None)
+        return ndpool.adaptive_pool(x, state.output_size, **options)
+    return ndpool.pool(
+        x,
+        state.kernel,
+        stride=state.stride,
+        padding=state.padding,
+        dilation=state.dilation,
+        ceil_mode=state.ceil_mode,
+        count_include_pad=state.count_include_pad,
+        divisor_override=state.divisor_override if state.reduce == "avg" else None,
+        **options,
+    )
 
 
 def divisors(state: State) -> list[int] | None:

@@ -271,7 +271,7 @@ def pool_picture(
     state: State, pixels: np.ndarray[Any, np.dtype[np.uint8]]
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Pool a picture of (rows, columns, RGBA); with one dimension, each row. What leaves 0 to 255 is cut."""
-    result, _ = pooled(state, pixels, axes=(0, 1)[-state.dims :])
+    result = pooled(state, pixels, axes=(0, 1)[-state.dims :])
     if result.dtype != np.uint8:
         result = np.nan_to_num(np.clip(result, 0, 255), nan=0).astype(np.uint8)
     result = np.ascontiguousarray(result)
