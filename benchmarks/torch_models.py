@@ -17,6 +17,7 @@ import platform
 import random
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
@@ -185,21 +186,14 @@ def processor() -> str:
 
 def setting() -> dict[str, Any]:
     """What the results were measured on."""
-    config = ndpool.show_config()
-    mine = None if cuda else ndpool.get_num_threads()
-    return {
-        "machine": platform.machine(),
-        "processor": processor(),
-        "cores": config["cores"],
-        "instruction set": config["instruction set"],
-        "threads": {"torch": torch.get_num_threads(), "ndpool": mine},
-        "versions": {
-            "ndpool": config["ndpool"],
-            "torch": torch.__version__,
-            "numpy": config["numpy"],
-            "python": config["python"],
-        },
-    }
+    about: dict[str, Any] = {"machine": platform.machine(), "processor": processor()}
+    if not cuda:  # which needs no compiled core
+        config = ndpool.show_config()
+        about |= {key: config[key] for key in ("cores", "instruction set")}
+        about["threads"] = {"torch": torch.get_num_threads(), "ndpool": ndpool.get_num_threads()}
+    packages = {name: version(name) for name in ("ndpool", "numpy")}
+    about["versions"] = packages | {"torch": torch.__version__, "python": platform.python_version()}
+    return about
 
 
 FORMAT = "ndpool models 1"

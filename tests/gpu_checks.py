@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from math import inf, nan
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 import cases
 import ndpool
+import ndpool.torch
 import oracle
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks import torch as room
@@ -105,6 +107,16 @@ WAYS = [
     ("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)),
     ("adaptive_max_pool2d", (1, 4, 11, 13), (2,)),
     ("adaptive_max_pool2d", (1, 4, 5, 6), (4,)),
+    # Several passes, windows cut in pieces, rows too long for a warp.
+    ("max_pool2d", (1, 4, 12, 16), (9, 1, 4)),
+    ("avg_pool2d", (1, 4, 12, 16), (9, 1, 4, False, False)),
+    ("max_pool1d", (1, 2, 150), (70, 1)),
+    ("adaptive_avg_pool2d", (1, 4, 34, 12), (2,)),
+    ("adaptive_max_pool2d", (1, 4, 34, 12), (2,)),
+    ("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)),
+    ("adaptive_max_pool2d", (1, 2, 4, 264), (2,)),
+    ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
+    ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
 ]
 
 
@@ -160,6 +172,13 @@ def test_hard_values(dtype, args):
         assert (same | (values.isnan() & want[0].isnan())).all()
 
 
+def test_axes_far_apart():
+    """Leading axes between the pooled ones, which no walk over memory takes as they are."""
+    x = torch.randint(-9, 9, (2, 4, 2, 4, 2, 4, 2), generator=torch.Generator().manual_seed(0)).float()
+    want = x.unfold(1, 2, 2).unfold(3, 2, 2).unfold(5, 2, 2).amax((-3, -2, -1))
+    assert torch.equal(ndpool.pool(x.to(DEVICE), (2, 2, 2), axes=(1, 3, 5)).cpu(), want)
+
+
 def test_derivatives():
     """Second order, forward mode and vmap come through the same kernels."""
     size = 64 if GPU else 12
@@ -184,21 +203,122 @@ def test_unpooling():
         ndpool.max_unpool2d(values, (indices + 48).to(DEVICE), 2)
 
 
+def test_unchecked_indices(monkeypatch):
+    """Whoever vouches for the indices need not wait for the device; one outside the plane goes nowhere."""
+    monkeypatch.setenv("NDPOOL_TRUST_INDICES", "1")
+    values, indices = torch.ones(1, 1, 1, 2).to(DEVICE), torch.tensor([[[[1, 99]]]]).to(DEVICE)
+    got = ndpool.max_unpool2d(values, indices, 2)
+    assert got.flatten().tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64] if GPU else [torch.float32])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("sizes", [((7, 7), 1), ((9, 11), 3), ((33, 40), 2) if GPU else ((16, 17), 1)])
+def test_hard_values_of_large_windows(dtype, last, sizes):
+    """The same rules where lanes of many kinds are brought together, and the gradients that follow."""
+    (h, w), out = sizes
+    rng = np.random.default_rng(4)
+    x = torch.from_numpy(rng.choice([nan, -inf, -inf, -0.0, 0.0, -0.0, -1.0], (2, 4, h, w))).to(dtype)
+    x[0, :, :, : w // 2] = -inf
+    x[1, 1] = torch.from_numpy(rng.choice([0.0, -0.0], (h, w))).to(dtype)
+    x[1, 2:] = -x[1, 2:].nan_to_num(neginf=-3).abs()
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    ours, theirs = (t.detach().requires_grad_() for t in (x.to(DEVICE), x))
+    got, want = (
+        pool(t, out, return_indices=True)
+        for pool, t in ((ndpool.adaptive_max_pool2d, ours), (F.adaptive_max_pool2d, theirs))
+    )
+    assert torch.equal(got[1].cpu(), want[1])
+    for values in (got[0], ndpool.adaptive_max_pool2d(ours.detach(), out)):
+        values = values.detach().cpu()
+        same = (values == want[0]) & (values.signbit() == want[0].signbit())
+        assert (same | (values.isnan() & want[0].isnan())).all()
+    grad = torch.ones_like(want[0])
+    (g,) = torch.autograd.grad(got[0], ours, grad.to(DEVICE))
+    assert torch.equal(g.cpu(), torch.autograd.grad(want[0], theirs, grad)[0])
+
+
+def repeated():
+    """Every function, as one that gives values and gradients, with the shape of its input."""
+    draw = torch.Generator().manual_seed(0)
+    for name, shape, args in WAYS:
+        yield pytest.param(getattr(ndpool, name), shape, args, id=f"{name}{shape}{args}")
+    for n in (1, 2, 3):
+        calls = {f"lp_pool{n}d": partial(_lp, getattr(ndpool, f"lp_pool{n}d"))}
+        for reduce in ("min", "sum"):
+            axes = tuple(range(2, n + 2))
+            calls[f"{reduce}{n}d"] = partial(ndpool.pool, window=(3,) * n, reduce=reduce, axes=axes)
+        places = torch.randint(0, 50, (4, 32, *(32,) * n), generator=draw)
+        calls[f"max_unpool{n}d"] = partial(_unpool, getattr(ndpool, f"max_unpool{n}d"), places)
+        if n > 1:
+            fractional = partial(getattr(ndpool, f"fractional_max_pool{n}d"), kernel_size=2, output_size=5)
+            calls[f"fractional{n}d"] = partial(_fractional, fractional, torch.full((4, 32, n), 0.3))
+        for name, call in calls.items():
+            yield pytest.param(call, (2, 4, *(8,) * n), (), id=name)
+
+
+def _lp(function, x):
+    return function(x.abs() + 0.1, 3.0, 3, 2)
+
+
+def _unpool(function, places, x):
+    return function(x, places.to(x.device), 2)
+
+
+def _fractional(function, samples, x):
+    return function(x, _random_samples=samples.to(x))
+
+
 @gpu_only
-@pytest.mark.parametrize(("name", "shape", "args"), WAYS[:17], ids=str)
-def test_same_bits_on_every_run(name, shape, args):
+@pytest.mark.parametrize(("function", "shape", "args"), repeated())
+def test_same_bits_on_every_run(function, shape, args):
     x = torch.randn(4, 32, *(4 * n for n in shape[2:]), device="cuda", requires_grad=True)
     torch.use_deterministic_algorithms(True)
     try:
         first = None
         for _ in range(100):
-            y = getattr(ndpool, name)(x, *args)
+            y = function(x, *args)
             (g,) = torch.autograd.grad(y, x, y.detach().cos())
             first = first or (y, g)
             assert torch.equal(first[0], y)
             assert torch.equal(first[1], g)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@gpu_only
+def test_more_pairs_of_input_and_output_than_32_bits():
+    x = torch.randint(-99, 99, (2, 2, 60000, 1), device="cuda").float().requires_grad_()
+    for name in ("adaptive_max_pool2d", "adaptive_avg_pool2d"):
+        ours = getattr(ndpool, name)(x, (50000, 1))
+        y = x.detach().cpu().requires_grad_()
+        theirs = getattr(F, name)(y, (50000, 1))
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach())
+        (g,) = torch.autograd.grad(ours.sum(), x)
+        torch.testing.assert_close(g.cpu(), torch.autograd.grad(theirs.sum(), y)[0])
+
+
+@gpu_only
+def test_training_with_mixed_precision():
+    torch.manual_seed(0)
+    layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(3, 2, 1), torch.nn.AdaptiveAvgPool2d(3))
+    model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(72, 2)).cuda()
+    x, start, losses = torch.randn(4, 3, 30, 30, device="cuda"), model.state_dict(), []
+    start = {key: value.clone() for key, value in start.items()}
+    for swap in (False, True):
+        model.load_state_dict(start)
+        if swap:
+            assert len(ndpool.torch.accelerate(model).swapped) == 2
+        steps, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler()
+        for _ in range(3):
+            steps.zero_grad()
+            with torch.autocast("cuda", torch.float16):
+                loss = model(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(steps)
+            scaler.update()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
 
 
 @gpu_only

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 import ndpool
 from ndpool._bench.case import Case
 from ndpool._native import OFFSET8, OFFSET32, core, core_plan
-from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
 Call = Callable[[], Any]
@@ -69,6 +68,7 @@ class Whole(Contestant):
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
         """The public function; for training the pair that the framework rooms use."""
+        room = _room()
         function, given = getattr(ndpool, case.function), dict(case.arguments)
         plan, reduction, axes = case.plan, REDUCTIONS[case.reduction], case.axes
         if case.mode == "values":
@@ -94,6 +94,7 @@ class Kernel(Whole):
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
         """The same call with `out`, or the core's where the public functions have none."""
+        room = _room()
         made = super().prepare(case, x, grad)()
         out = made if isinstance(made, tuple) else (made,)
         for array in out:  # a kernel that leaves an element alone must not pass the check
@@ -113,6 +114,11 @@ class Kernel(Whole):
         rest = (offsets, kind if reduction.picks else 0, None, reduction.divides, 0, 0.0)
         result = _raw(out[0])
         return lambda: core.backward(native, reduction.op, _raw(grad), dtype, axes, result, *rest) and made
+
+
+def _room() -> Any:
+    # It needs the compiled core, which a GPU's contestants do not.
+    return import_module("ndpool.frameworks.numpy")
 
 
 def _raw(x: NDArray[Any]) -> NDArray[Any]:

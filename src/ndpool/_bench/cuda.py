@@ -2,17 +2,19 @@
 
 Calls walk over several inputs, so that no cache holds the next one. Those of PyTorch, `torch.compile` and
 ndpool are captured in a graph and replayed: device time. Those of JAX and CuPy are issued one after the
-other: where a call is short, that is their host's time. Kernels are compiled by several processes before
-anything is timed. `cuda_report` tells what came out.
+other: where a call is short, that is their host's time. Several processes prepare cases, which is mostly
+compiling; one at a time has the device for its timing. `cuda_report` tells what came out.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import cache
 from importlib import import_module
@@ -25,12 +27,13 @@ import numpy as np
 from ndpool._bench.case import Case
 from ndpool._bench.cases import CASES
 from ndpool._bench.cuda_cases import CUDA_CASES
-from ndpool._bench.cuda_peers import Call, Data, field
+from ndpool._bench.cuda_peers import Call, Contestant, Data, field
 from ndpool._bench.runner import Progress, machine
 
 FORMAT = "ndpool bench cuda 1"
 ALL_CASES = (*CUDA_CASES, *CASES)
 _SMALL = 2**23  # bytes under which the host's time is told too
+_SLOW = 0.02  # seconds
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
@@ -47,23 +50,24 @@ FULL, QUICK = Effort(5, 3.0), Effort(2, 0.5)
 def run(
     cases: Iterable[Case] = ALL_CASES, quick: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Measure cases on the current device; what comes back is for `cuda_report`, and JSON can hold it."""
+    """Measure cases on the current device; what comes back is for `cuda_report`, and JSON can hold it.
+
+    Starts processes: a script calls it under ``if __name__ == "__main__"``.
+    """
     torch: Any = import_module("torch")
     if not torch.cuda.is_available():
         raise ValueError("bench: --device cuda needs a CUDA device that PyTorch sees; there is none")
     cases = tuple(cases)
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", folder)
-        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        _compile_all(cases, progress)
-        results = []
-        for done, case in enumerate(cases):
-            if progress:
-                progress(done, len(cases), case.name)
-            results.append(measure(case, QUICK if quick else FULL))
-    if progress:
-        progress(len(cases), len(cases), "done")
+    results: list[dict[str, Any]] = []
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    workers = max(1, min(14, len(os.sched_getaffinity(0)) - 2, len(cases)))
+    with tempfile.NamedTemporaryFile() as lock:
+        setting = (lock.name, copy_speed(), QUICK if quick else FULL)
+        with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, setting) as pool:
+            for case, result in zip(cases, pool.map(_work, cases), strict=True):
+                results.append(result)
+                if progress:
+                    progress(len(results), len(cases), case.name)
     ready, missing = field()
     return {
         "format": FORMAT,
@@ -78,57 +82,88 @@ def run(
     }
 
 
-def _compile_all(cases: Sequence[Case], progress: Progress | None) -> None:
-    """Call everything once, in many processes: what they compile is found again."""
-    workers = min(16, len(os.sched_getaffinity(0)), len(cases))
-    if workers < 2:
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        for done, _ in enumerate(pool.map(_compile, cases)):
-            if progress:
-                progress(done, len(cases), "compiled")
+_worker: dict[str, Any] = {}
 
 
-def _compile(case: Case) -> None:
+def _start_worker(lock: str, copy: float, effort: Effort) -> None:
     import_module("torch").set_num_threads(1)
-    data = Data(case, 1)
-    for one in field()[0]:
-        if one.supports(case):
-            try:
-                one.calls(case, data)[0]()
-            except Exception:  # told by the run that counts
-                continue
+    _worker.update(lock=os.open(lock, os.O_RDWR), copy=copy, effort=effort)
 
 
-def measure(case: Case, effort: Effort = FULL) -> dict[str, Any]:
+def _work(case: Case) -> dict[str, Any]:
+    return measure(case, _worker["effort"], _worker["copy"], _worker["lock"])
+
+
+@contextmanager
+def _held(lock: int | None, alone: bool) -> Iterator[None]:
+    """The device together with other processes that prepare, or alone for timing."""
+    if lock is None:
+        yield
+        return
+    fcntl: Any = import_module("fcntl")
+    fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    try:
+        yield
+        import_module("torch").cuda.synchronize()
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def measure(
+    case: Case, effort: Effort = FULL, copy: float | None = None, lock: int | None = None
+) -> dict[str, Any]:
     """Check, then time one case; whoever is wrong is named in the notes and not timed."""
     keys = ("name", "network", "group", "call", "shape", "dtype", "layout", "mode", "moved")
     result: dict[str, Any] = {key: getattr(case, key) for key in keys}
-    result |= {"times": {}, "notes": {}, "error": None, "floor": case.moved / copy_speed()}
+    result |= {"times": {}, "notes": {}, "error": None, "floor": case.moved / (copy or copy_speed())}
     torch: Any = import_module("torch")
-    data, truth, calls = Data(case), None, []
+    # The default stream cannot be captured, and a backward pass runs where its forward pass did.
+    torch.cuda.set_stream(_stream())
+    with _held(lock, alone=False):
+        prepared = _prepare(case, result)
+    with _held(lock, alone=True):
+        for one, calls in prepared:
+            try:
+                timed = captured(calls, effort) if one.captured else issued(calls, effort)
+                if one.captured and case.moved < _SMALL:
+                    timed["host"] = host(calls[0])
+                result["times"][one.name] = timed
+            except Exception as error:  # whatever a library raises is its answer to the case
+                _complain(result, one.name, _first_line(error))
+        del prepared
+        gc.collect()
+        torch.cuda.empty_cache()
+    return result
+
+
+def _prepare(case: Case, result: dict[str, Any]) -> list[tuple[Contestant, list[Call]]]:
+    """The calls of everyone whose answer is right; this compiles them."""
+    data, prepared = Data(case), []
+    truth = reference(case, data)
     for one in field()[0]:
         if not one.supports(case):
             continue
         try:
             calls = one.calls(case, data)
-            truth = reference(case, data) if truth is None else truth
             complaint = compare(case, one.answer(case, calls[0]()), truth)
-            if complaint is None:
-                timed = captured(calls, effort) if one.captured else issued(calls, effort)
-                result["times"][one.name] = timed
-                if one.captured and case.moved < _SMALL:
-                    timed["host"] = host(calls[0])
         except Exception as error:  # whatever a library raises is its answer to the case
-            complaint = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        if complaint is not None and one.name == "ndpool":
-            result["error"] = complaint
-        elif complaint is not None:
-            result["notes"][one.name] = complaint
-        calls = []
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-    return result
+            complaint = _first_line(error)
+        if complaint is None:
+            prepared.append((one, calls))
+        else:
+            _complain(result, one.name, complaint)
+    return prepared
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+
+
+def _complain(result: dict[str, Any], name: str, complaint: str) -> None:
+    if name == "ndpool":
+        result["error"] = complaint
+    else:
+        result["notes"][name] = complaint
 
 
 def reference(case: Case, data: Data) -> tuple[Any, ...]:
@@ -166,15 +201,14 @@ def compare(case: Case, answer: tuple[Any, ...], truth: tuple[Any, ...]) -> str 
 def captured(calls: Sequence[Call], effort: Effort) -> dict[str, float]:
     """Seconds of device time per call, from a graph of all calls."""
     torch: Any = import_module("torch")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for call in calls:
-            call()
-    torch.cuda.current_stream().wait_stream(side)
+    once = min(_once(calls[0]) for _ in range(2))
+    if once > _SLOW:
+        return _statistics([once])
+    for call in calls:
+        call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         # Results are kept: each has memory of its own, as in a network.
         kept = [call() for call in calls]
     replays = 1
@@ -195,12 +229,21 @@ def captured(calls: Sequence[Call], effort: Effort) -> dict[str, float]:
     return _statistics(samples)
 
 
+def _once(call: Call) -> float:
+    torch: Any = import_module("torch")
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
 def issued(calls: Sequence[Call], effort: Effort) -> dict[str, float]:
     """Seconds per call where calls follow each other without waiting for their results."""
     torch: Any = import_module("torch")
     rounds = 1
     samples: list[float] = []
-    calls[0]()
+    calls[0]()  # was compiled before
     while len(samples) < effort.rounds:
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -235,9 +278,15 @@ def host(call: Call, n: int = 200) -> float:
 
 
 @cache
+def _stream() -> Any:
+    return import_module("torch").cuda.Stream()
+
+
+@cache
 def copy_speed() -> float:
     """Bytes per second, read and written, of a copy much larger than the cache."""
     torch: Any = import_module("torch")
+    torch.cuda.set_stream(_stream())
     source = torch.empty(2**28, device="cuda").uniform_()
     target = torch.empty_like(source)
     # A kernel that moves what a copy moves: copies themselves are slower in a graph.

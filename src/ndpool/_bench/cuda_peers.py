@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class Contestant:
     def version(self) -> str:
         """The version of the library behind it."""
         if not self.packages:
-            return str(ndpool.show_config()["ndpool"])
+            return version("ndpool")
         return str(import_module(self.packages[0]).__version__)
 
     def supports(self, case: Case) -> bool:

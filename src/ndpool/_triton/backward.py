@@ -14,10 +14,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ndpool._triton.forward import forward
+from ndpool._triton.forward import forward, unpadded
 from ndpool._triton.kernels.any_backward import any_backward_kernel
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.few_backward import few_backward_kernel
+from ndpool._triton.kernels.held_backward import held_backward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel
 from ndpool._triton.launch import (
     THREADS,
@@ -72,18 +73,21 @@ def backward(
         "LEADS": w.leads,
     }
     last = three[2]
-    if whole_planes(three, w) and w.leads < 2 and w.wide[1] in (0, last.size) and last.size <= 1024:
+    if whole_planes(three, w) and w.leads < 2 and w.wide[1] in (0, last.size):
         return _plane_backward(last.size, last.size * w.sizes[1], w.narrow[1], size, by, common)
-    few = picks and not w.channels and prod(plan.sizes) >= 16 * prod(plan.out)
-    if few and not one_window(last, widest(size, last.size, *w.wide[1:5])):
+    if picks and not w.channels and prod(plan.sizes) >= 16 * prod(plan.out):
         if prod(map(most_holders, three)) <= 8:
-            return _few(three, w, common, device, aligned)
+            return _few(three, w, size, common, device)
     if not picks and divide != 2 and strips(three) and all(a.stride == 1 for a in three):
         return _mirrored(plan, axes, memory, dtype, device, divides, by, aligned)
     if strips(three):
         found = _blocks(three, w, size, by, common)
         if found is not None:
             return found
+    # Sums are the same for all rows of a run, which the kernel for any window knows too.
+    rows = picks or (not w.channels and widest(size, last.size, *w.wide[1:5]) == 1)
+    if rows and unpadded(three) and max(most_holders(three[0]), most_holders(last)) <= 2:
+        return _held(three, w, size, by, common, device)
     return _any_backward(three, w, size, by, common, device)
 
 
@@ -198,13 +202,63 @@ def _plane_backward(
     vec = widest(itemsize, total)
     lanes = total // vec
     constants = {key: common[key] for key in ("PICKS", "DIVIDE", "COMPUTE", "WIDE")} | {
-        "SIZE": size,
-        "LANES": THREADS,
+        "LANES": 2 * THREADS,
         "VEC": vec,
         "num_warps": THREADS // 32,
     }
-    numbers: list[Any] = [lanes, pitch, by, 1 / by]
-    return launcher(plane_backward_kernel, -(-lanes // THREADS), numbers, constants, [], itemsize < 16)
+    numbers: list[Any] = [lanes, size, pitch, by, 1 / by]
+    return launcher(plane_backward_kernel, -(-lanes // (2 * THREADS)), numbers, constants, [], itemsize < 16)
+
+
+def _held(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
+) -> Launch:
+    last = axes[2]
+    vec, x_unit, y_unit, columns = _inputs(last, w, itemsize)
+    n_w = -(-last.size // (vec if columns else 1))
+    n_c = w.sizes[0] if columns else w.sizes[0] // vec
+    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
+    lanes = THREADS * (4 if vec == 1 else 1 if common["PICKS"] and vec > 4 else 2)
+    lanes = min(lanes, max(32, next_power(n_lanes)))
+    bounds = runs(axes[1], device)
+    n_runs = len(bounds) - 1
+    # About 32 rows to a program, and enough programs for a large device.
+    blocks = -(-n_lanes // lanes) * axes[0].size
+    each = max(1, min(-(-32 * n_runs // axes[1].size), n_runs * blocks // 2048))
+    groups = -(-n_runs // each)
+    wide, narrow = [s // x_unit for s in w.wide], [s // y_unit for s in w.narrow]
+    if not columns and vec > 1:
+        wide[0] = narrow[0] = 1
+    numbers: list[Any] = [n_lanes, n_c, n_w, w.sizes[1], *wide, *narrow]
+    numbers += [axes[0].size, axes[1].kernel, last.kernel, n_runs, groups, each, by, 1 / by]
+    constants = common | {
+        "MOST_D": most_holders(axes[0]),
+        "MOST_W": most_holders(last),
+        "COLUMNS": columns,
+        "SHARED": columns and one_window(last, vec),
+        "X_UNIT": x_unit,
+        "Y_UNIT": y_unit,
+        "VEC": vec,
+        "LANES": lanes,
+        "num_warps": min(4, lanes // 32),
+    }
+    given = [t for a in axes for t in holders(a, device)] + [bounds]
+    return launcher(held_backward_kernel, blocks * groups, numbers, constants, given, itemsize < 16)
+
+
+def _inputs(last: AxisPlan, w: Walk, itemsize: int) -> tuple[int, int, int, bool]:
+    """How many inputs a lane has, the units of both memories, and whether they are along the last axis."""
+    vec = channel_vector(w, itemsize)
+    if not w.channels and w.wide[5] == 1 and last.size > 1:
+        # Neighbouring inputs, each with outputs of its own.
+        vec = widest(itemsize, last.size, *w.wide[1:5])
+        return vec, vec, 1, True
+    return vec, vec, vec, False
 
 
 def _any_backward(
@@ -215,13 +269,8 @@ def _any_backward(
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch:
-    vec = x_unit = y_unit = channel_vector(w, itemsize)
     last = axes[2]
-    columns = not w.channels and w.wide[5] == 1 and last.size > 1
-    if columns:
-        # Neighbouring inputs, each with outputs of its own.
-        vec = x_unit = widest(itemsize, last.size, *w.wide[1:5])
-        y_unit = 1
+    vec, x_unit, y_unit, columns = _inputs(last, w, itemsize)
     n_w = -(-last.size // (vec if columns else 1))
     n_c = w.sizes[0] if columns else w.sizes[0] // vec
     n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
@@ -259,25 +308,45 @@ def _any_backward(
 
 
 def _few(
-    axes: tuple[AxisPlan, ...], w: Walk, common: dict[str, Any], device: torch.device, aligned: bool
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    common: dict[str, Any],
+    device: torch.device,
 ) -> Launch:
     """Windows so large that most inputs get nothing: zeros, and what each output took."""
-    outs = prod(a.out for a in axes)
-    n_lanes = w.sizes[0] * outs * w.sizes[1] * w.sizes[2]
+    outs, plane = prod(a.out for a in axes), prod(a.size for a in axes)
+    n_planes = w.sizes[0] * w.sizes[1] * w.sizes[2]
+    n_lanes = n_planes * outs
     lanes = min(THREADS, max(32, next_power(n_lanes)))
-    numbers: list[Any] = [n_lanes, w.sizes[0], outs, w.sizes[1], *w.wide, *w.narrow]
+    lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
+    if not w.channels and w.leads < 2 and w.wide[1] in (0, plane) and w.wide[5] == 1 and plane <= 2**16:
+        # So few planes that their zeros are still in the cache when the picks come, but whole words.
+        planes, least = 1, max(1, 4 // itemsize)
+        while planes < n_planes and (planes * plane % least or planes * plane < 2**10):
+            planes *= 2
+        vec = widest(itemsize, planes * plane, n_planes * plane)
+        lanes_each, zeros_each, zeros = planes * outs, planes * plane // vec, n_planes * plane // vec
+        lanes = min(THREADS, max(32, next_power(lanes_each)))
+    numbers: list[Any] = [lanes_each, zeros_each, zeros]
+    numbers += [n_lanes, w.sizes[0], outs, w.sizes[1], *w.wide, *w.narrow]
     numbers += [n for a in axes for n in axis_numbers(a)]
     given: list[Tensor] = []
     for a in axes:
         starts, _, firsts, ends = nothing(device) * 4 if a.regular else holders(a, device)
         given += [starts, firsts, ends]
     constants = {key: common[key] for key in ("COMPUTE", "WIDE", "CHANNELS", "LEADS")} | {
+        "VEC": vec,
+        "ONCE": lanes_each <= lanes,
         "LANES": lanes,
         "num_warps": lanes // 32,
     }
     for name, a in zip("DHW", axes, strict=True):
         constants |= {f"TABLE_{name}": not a.regular, f"MOST_{name}": most_holders(a)}
-    write = launcher(few_backward_kernel, -(-n_lanes // lanes), numbers, constants, given, aligned)
+    grid = -(-n_lanes // lanes_each)
+    write = launcher(few_backward_kernel, grid, numbers, constants, given, itemsize < 16)
+    if vec:
+        return write
 
     def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
         result.zero_()

@@ -14,6 +14,7 @@ import torch
 from ndpool._triton.kernels.any_forward import any_forward_kernel
 from ndpool._triton.kernels.planes import plane_forward_kernel
 from ndpool._triton.kernels.strip_forward import strip_forward_kernel
+from ndpool._triton.kernels.whole import rows_whole_kernel
 from ndpool._triton.launch import (
     THREADS,
     Launch,
@@ -71,6 +72,10 @@ def forward(
     divide, by = divide_by(three, divides, divisor)
     if whole_planes(three, w):
         return _plane(three, w, size, by, common | {"DIVIDE": divide})
+    if taken_whole(three):
+        found = _whole(three, w, size, by, common | {"DIVIDE": divide}, device)
+        if found is not None:
+            return found
     if strips(three):
         found = _strip(three, w, size, by, common | {"DIVIDE": divide})
         if found is not None:
@@ -79,16 +84,21 @@ def forward(
 
 
 def _plane(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]) -> Launch:
-    size, each = axes[2].size, max(1, min(4, widest(itemsize)))
-    lanes = min(next_power(-(-size // each)), 512)
-    planes = max(1, 512 // lanes)
-    n_planes = w.sizes[1] * w.sizes[2]
+    size, n_planes = axes[2].size, w.sizes[1] * w.sizes[2]
+    # Planes that follow each other are read by whole vectors, though these begin between two of them.
+    packed = w.leads < 2 and w.wide[1] in (0, size)
+    unit = widest(itemsize, size * n_planes) if packed else widest(itemsize, size, *w.wide[1:3])
+    width = min(1024 * unit, next_power(-(-(size + unit - 1) // unit)) * unit)
+    planes = max(1, next_power(THREADS * 4 * unit // width))
+    planes = min(planes, next_power(n_planes))
     numbers: list[Any] = [n_planes, w.sizes[1], size, *w.wide[1:3], *w.narrow[1:3], by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
         "PLANES": planes,
-        "LANES": lanes,
-        "EACH": each,
-        "num_warps": 4,
+        "WIDTH": width,
+        "UNIT": unit,
+        "ONCE": width >= size + unit - 1,
+        "LEADS": w.leads,
+        "num_warps": 4 if planes * width <= 2**13 else 8,
     }
     return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
 
@@ -99,6 +109,20 @@ def _channels(w: Walk, itemsize: int, outs: int) -> int:
     while vec > 2 and prod(w.sizes) * outs // vec < FILLED:
         vec //= 2
     return vec
+
+
+def _side_by_side(last: AxisPlan, h: AxisPlan, vec: int, coded: bool) -> tuple[int, int, bool, bool]:
+    """Channels and neighbouring windows of a lane that share what they have; which taps are looped over."""
+    outs = 1
+    if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not coded:
+        # Windows along one axis alone: many of them cost little more than one.
+        return min(vec, 4), min(8, next_power(last.out)), last.kernel > 8, False
+    if last.stride == 1 and last.kernel > 1:
+        most = 16 if last.kernel < 4 else 8
+        outs = min(4, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
+        outs = next_power(outs + 1) // 2
+    limit = 4 if coded else 8
+    return vec, outs, last.kernel > (limit if outs > 1 else 8), h.kernel > limit
 
 
 def _strip(
@@ -124,15 +148,10 @@ def _strip(
             y_unit = vec if whole else 1
             many = (shift + last.kernel) // vector - (shift + vec - 1) // vector > 3
             loop_w = many and (vec == 1 or (last.stride == 1 and last.kernel >= vec))
-    outs = 1
-    if not columns and last.stride == 1 and last.kernel > 1:
-        most = 16 if last.kernel < 4 else 8
-        outs = min(4, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
-        outs = next_power(outs + 1) // 2
-        loop_w = last.kernel > 4
-    elif not columns:
-        loop_w = loop_w and outs == 1
-    loop_h = h.kernel > (6 if columns else 4)
+    outs, loop_h = 1, h.kernel > 6
+    if not columns:
+        vec, outs, loop_w, loop_h = _side_by_side(last, h, vec, coded)
+        x_unit = y_unit = vec
     if h.kernel <= h.stride:
         rows = 2 if h.kernel < 4 else 1
     elif loop_h:
@@ -189,6 +208,58 @@ def _strip(
     }
 
     return launcher(strip_forward_kernel, grid, numbers, constants, [], itemsize < 16)
+
+
+def unpadded(axes: tuple[AxisPlan, ...]) -> bool:
+    """Whether all planes have the same windows, without holes, and no tap of them is padding."""
+    return all(
+        a.starts.ndim == 1
+        if a.starts is not None
+        else a.step == 1 and a.origin >= 0 and a.origin + (a.out - 1) * a.stride + a.kernel <= a.size
+        for a in axes
+    )
+
+
+def taken_whole(axes: tuple[AxisPlan, ...]) -> bool:
+    """Whether windows have very many elements, share few with each other, and none of them is padding."""
+    shared = prod(max(1, a.kernel * a.out // a.size) for a in axes)
+    return shared == 1 and prod(a.kernel for a in axes) >= 256 and unpadded(axes)
+
+
+def _whole(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
+) -> Launch | None:
+    d, h, last = axes
+    short = last.size <= 256
+    if w.channels or w.wide[5] != 1 or last.size > 4096 or (last.out > 8 and not short):
+        return None
+    n_planes = w.sizes[1] * w.sizes[2]
+    unit, width = widest(itemsize, last.size, *w.wide[1:5]), max(32, next_power(last.size))
+    outs, taps = next_power(last.out), next_power(last.kernel)
+    most = 2**11 if common["OP"] == 2 else 2**10
+    # Rows are cut up inside a warp where four of them, of as many planes, are not too much for one.
+    planes = max(4, most // max(width, outs * taps)) if short else 1
+    wide = [s // unit for s in w.wide[1:5]]
+    numbers: list[Any] = [w.sizes[1], n_planes, *wide, *w.narrow[1:], h.size, last.size]
+    numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
+    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
+        "UNIT": unit,
+        "PLANES": planes,
+        "ROWS": 4 if h.kernel < 8 or h.kernel % 8 in (1, 2, 3, 4) else 8,
+        "WIDTH": width,
+        "OUTS": outs,
+        "TAPS": taps,
+        "GATHERED": short,
+        "num_warps": 4,
+    }
+    held = [t for a in axes for t in tables(a, device)]
+    grid = d.out * h.out * -(-n_planes // planes)
+    return launcher(rows_whole_kernel, grid, numbers, constants, held, itemsize < 16)
 
 
 def _any(

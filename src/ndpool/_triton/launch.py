@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from ndpool._triton.memory import LIMIT, Walk
 from ndpool.geometry import AxisPlan, Plan
 
 Launch = Callable[..., None]
+current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch without CUDA has none
 THREADS = 128
 _TRIVIAL = AxisPlan(1, 1, 1, 1, 1, 0, (0, 1))
 _WHOLE = {
@@ -55,11 +57,19 @@ def worst(dtype: torch.dtype, op: int) -> float | int:
     return ends.max if op else ends.min
 
 
+def windows_of(axis: AxisPlan) -> tuple[Any, Any]:
+    """Where windows begin and how many taps they have; a regular axis must be without padding."""
+    if axis.starts is not None and axis.counts is not None:
+        return axis.starts, axis.counts
+    return axis.origin + axis.stride * np.arange(axis.out), np.full(axis.out, axis.kernel)
+
+
 @lru_cache(128)
 def tables(axis: AxisPlan, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the windows of an irregular axis begin and how many taps they have, in the device's memory."""
+    """Where the windows of an axis begin and how many taps they have, in the device's memory."""
     kind = torch.int64 if axis.size > LIMIT else torch.int32
-    return tuple(torch.from_numpy(t.copy()).to(kind).to(device) for t in (axis.starts, axis.counts))  # type: ignore[union-attr, return-value]
+    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in windows_of(axis))
+    return a, b
 
 
 @lru_cache
@@ -71,8 +81,8 @@ def nothing(device: torch.device) -> tuple[Tensor]:
 @lru_cache(128)
 def holders(axis: AxisPlan, device: torch.device) -> tuple[Tensor, ...]:
     """Beside `tables`, the outputs that hold each input: the first, and the one behind the last."""
-    starts, counts = axis.starts, axis.counts
-    if starts is None or counts is None or starts.ndim != 1:
+    starts, counts = windows_of(axis)
+    if starts.ndim != 1:
         raise ValueError("ndpool: a backward pass needs windows that all planes share")
     i = np.arange(axis.size)
     found = np.searchsorted(starts + counts, i, "right"), np.searchsorted(starts, i, "right")
@@ -137,7 +147,8 @@ def divide_by(axes: tuple[AxisPlan, ...], divides: bool, divisor: int) -> tuple[
 
 
 @lru_cache(1024)
-def _one_axis(size: int) -> Plan:
+def all_of(size: int) -> Plan:
+    """One window over a whole axis."""
     return Plan([AxisPlan(size, 1, size, size, 1, 0, (0, size))])
 
 
@@ -159,7 +170,7 @@ def merged(
     sizes = list(shape)
     sizes[axes[-1]] = prod(shape[a] for a in axes)
     parts = (tuple(values[a] for a in kept) for values in (sizes, stride, out_shape, out_stride))
-    return _one_axis(sizes[axes[-1]]), (kept.index(axes[-1]),), *parts
+    return all_of(sizes[axes[-1]]), (kept.index(axes[-1]),), *parts
 
 
 def launcher(
@@ -167,20 +178,43 @@ def launcher(
 ) -> Launch:
     """The kernel with all but its three arrays; once compiled it is called without Triton's own look-up.
 
-    What that look-up finds does not change: the integers stay, and aligned addresses remain aligned.
+    What that look-up finds does not change: the integers stay, and aligned addresses remain aligned. They are
+    handed over as integers, about which nothing is asked.
     """
-    places, compiled = (grid, 1, 1), None
-    fixed = (*tables, *numbers, *(constants[name] for name in kernel.arg_names if name in constants))
+    places, compiled, before = (grid, 1, 1), None, ()
+    fixed = (
+        *(t.data_ptr() for t in tables),
+        *numbers,
+        *(constants[name] for name in kernel.arg_names if name in constants),
+    )
 
-    def launch(*arrays: Tensor) -> None:
-        nonlocal compiled
+    def launch(x: Tensor, y: Tensor, extra: Tensor) -> None:
+        nonlocal compiled, before
         if compiled is not None:
-            compiled(*arrays, *fixed)
+            stream = current_stream(x.get_device())
+            compiled(*places, stream, *before, x.data_ptr(), y.data_ptr(), extra.data_ptr(), *fixed)
         else:
-            made = kernel[places](*arrays, *tables, *numbers, **constants)
-            compiled = made[places] if aligned and made is not None else None
+            made = kernel[places](x, y, extra, *tables, *numbers, **constants)
+            if aligned and made is not None:
+                before, compiled = _runner(made)
 
     return launch
+
+
+def _runner(made: Any) -> tuple[tuple[Any, ...], Callable[..., None]]:
+    """The function that starts a compiled kernel, and what it takes between stream and arguments.
+
+    Versions of Triton that were looked at have a short way; of others it is the one for everybody.
+    """
+    run = made.run
+    if triton.__version__.startswith("3.6.") and not run.global_scratch_size + run.profile_scratch_size:
+        kept = (made.function, run.launch_cooperative_grid, run.launch_pdl, None, None, made.packed_metadata)
+        return (*kept, None, None, None), run.launch
+
+    def call(x: int, y: int, z: int, stream: int, *args: Any) -> None:
+        made[x, y, z](*args, stream=stream)
+
+    return (), call
 
 
 def axis_numbers(a: AxisPlan) -> list[int]:
@@ -193,4 +227,4 @@ def whole_planes(axes: tuple[AxisPlan, ...], w: Walk) -> bool:
     """Whether windows are planes of contiguous memory; `merged` made one axis of them."""
     d, h, last = axes
     one = d is h is _TRIVIAL and last.out == 1 and last.regular and last.kernel == last.size
-    return one and last.origin == 0 and not w.channels and w.wide[5] == 1 and 16 <= last.size < LIMIT
+    return one and last.origin == 0 and not w.channels and w.wide[5] == 1 and 16 <= last.size < LIMIT // 2

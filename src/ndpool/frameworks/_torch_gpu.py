@@ -7,6 +7,7 @@ on every run.
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -14,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ndpool._native import INDEX64, NO_EXTRA
+from ndpool._native import INDEX64, NO_EXTRA, OFFSET32
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
 from ndpool._triton.forward import forward
-from ndpool._triton.launch import tables
+from ndpool._triton.launch import all_of, tables
+from ndpool._triton.parts import passes, pieces, steps
 from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, empty, is_channels_last, real, with_sizes
 from ndpool.geometry import Plan, round_bfloat16
 from ndpool.geometry import fractional as fractional_plan
@@ -39,37 +41,134 @@ def pool(
     """Values, and with a `kind` also where in its window or its plane each was found."""
     if reduction.norm:
         return _norm(x, axes, plan, dtype, divisor, norm, channels_last)
-    if kind == NO_EXTRA and reduction.picks and (parts := _parts(plan, x.stride(-1) == 1 and x.itemsize < 4)):
-        if channels_last is None:
-            channels_last = is_channels_last(x.shape, x.stride())
-        # Rows first: what is first along a row and then among rows is first of all.
-        x = pool(x, axes[-1:], parts[1], reduction, dtype, channels_last=channels_last)
-        return pool(x, axes[:-1], parts[0], reduction, dtype, channels_last=channels_last)
+    if plan.taps > 24:
+        channels_last = is_channels_last(x.shape, x.stride()) if channels_last is None else channels_last
+        found = _in_passes(x, axes, plan, reduction, dtype, divisor, kind, channels_last)
+        if found is not None:
+            return found
     aligned = x.data_ptr() % 16 == 0
     memory = (x.shape, x.stride(), x.dtype, dtype, x.device)
     # Windows of single planes serve one call alone.
     shared = plan.axes[0].starts is None or plan.axes[0].starts.ndim == 1
-    found = _forward if shared else _forward.__wrapped__
+    found = forward_of if shared else forward_of.__wrapped__
     outs, channels_last, run = found(plan, axes, *memory, reduction, kind, divisor, channels_last, aligned)
     y = empty(x, outs, dtype, channels_last)
     extra = y if kind == NO_EXTRA else empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
     if run is not None:
         _run(run, *map(_plain, (real(x), y, extra)))
     elif y.numel():
-        return pool(x.contiguous(), axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
+        # Too many axes that do not follow each other in memory: a copy where they do, the pooled ones last.
+        order = [a for a in range(x.dim()) if a not in axes] + list(axes)
+        last, how = tuple(range(x.dim() - len(axes), x.dim())), (divisor, norm, kind, False)
+        found = pool(x.permute(order).contiguous(), last, plan, reduction, dtype, *how)
+        for to, values in zip((y, extra), found if kind != NO_EXTRA else (found,), strict=False):
+            to.permute(order).copy_(values)
     return y if kind == NO_EXTRA else (y, extra)
 
 
-@lru_cache(1024)
-def _parts(plan: Plan, narrow: bool) -> tuple[Plan, Plan] | None:
-    """The other axes and the last, where windows share so much that one after the other is faster.
+def _in_passes(
+    x: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    divisor: int,
+    kind: int,
+    channels_last: bool,
+) -> Any:
+    """The same by several kernels, where one would take longer; None where it would not."""
+    floats = x.is_floating_point()
+    if kind == NO_EXTRA and (reduction.picks or (floats and not divisor)):
+        parts = _parts(x, plan, reduction, channels_last)
+        if parts is not None:
+            wide = dtype if reduction.picks or dtype.itemsize > 2 else torch.float32
+            if len(plan.axes) == 1:
+                first, then = (axes, parts[0]), (axes, parts[1])
+            else:
+                # Rows first: what is first along a row and then among rows is first of all.
+                first, then = (axes[-1:], parts[1]), (axes[:-1], parts[0])
+            x = pool(x, *first, reduction, wide, channels_last=channels_last)
+            return pool(x, *then, reduction, dtype, channels_last=channels_last)
+    if floats and (cut := pieces(plan, _programs(x, plan, channels_last), channels_last)):
+        return _in_pieces(x, axes, plan, *cut, reduction, dtype, divisor, kind, channels_last)
+    return None
 
-    Rows of few bytes are worth it later: a thread has more of their elements at once.
-    """
-    shared = [a.regular and a.kernel >= (17 if narrow else 11) * a.stride for a in plan.axes[-2:]]
-    if len(shared) < 2 or not all(shared):
-        return None
-    return Plan(plan.axes[:-1]), Plan(plan.axes[-1:])
+
+def _parts(x: Tensor, plan: Plan, reduction: Reduction, channels_last: bool) -> tuple[Plan, Plan] | None:
+    """Two passes that replace one, if any."""
+    # Where rows are contiguous, a thread has many neighbours at once and two passes pay later.
+    narrow = x.itemsize < 4
+    long = 9 if not reduction.picks else (5 if narrow else 7) if channels_last else 7 if narrow else 9
+    return passes(plan, long) or (steps(plan) if reduction.picks else None)
+
+
+def one_kernel(x: Tensor, plan: Plan, reduction: Reduction, kind: int, channels_last: bool) -> bool:
+    """Whether one kernel does it all."""
+    if plan.taps <= 24:
+        return True
+    if kind == NO_EXTRA and _parts(x, plan, reduction, channels_last):
+        return False
+    return not pieces(plan, _programs(x, plan, channels_last), channels_last)
+
+
+def _programs(x: Tensor, plan: Plan, channels_last: bool) -> int:
+    """How many programs work on one window: a block of channels is one."""
+    n_planes = x.numel() // max(1, prod(plan.sizes))
+    return -(-n_planes // 128) if channels_last else n_planes
+
+
+def _in_pieces(
+    x: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    cut: Plan,
+    n: int,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    divisor: int,
+    kind: int,
+    channels_last: bool,
+) -> Any:
+    """Windows too few for a device: pieces of them first, then each window from its pieces."""
+    a, whole = axes[0], all_of(n)
+    y = empty(x, with_sizes(x.shape, axes, plan.out), dtype, channels_last)
+    if not reduction.picks:
+        wide = torch.promote_types(dtype, torch.float32)
+        parts = pool(x, axes, cut, REDUCTIONS["sum"], wide, channels_last=channels_last)
+        parts = parts.unflatten(a, (-1, n))
+        sums = pool(parts, (a + 1,), whole, REDUCTIONS["sum"], wide, channels_last=False).squeeze(a + 1)
+        return y.copy_(sums / (divisor or _shares(plan, axes, x)) if reduction.divides else sums)
+    parts, places = pool(x, axes, cut, reduction, dtype, kind=INDEX64, channels_last=channels_last)
+    parts = parts.unflatten(a, (-1, n))
+    best, which = pool(parts, (a + 1,), whole, reduction, dtype, kind=OFFSET32, channels_last=False)
+    y.copy_(best.squeeze(a + 1))
+    if kind == NO_EXTRA:
+        return y
+    index = places.unflatten(a, (-1, n)).gather(a + 1, which.long()).squeeze(a + 1)
+    extra = empty(x, y.shape, _EXTRA_DTYPES[kind], channels_last)
+    return y, extra.copy_(index if kind == INDEX64 else _offsets(plan, index, axes))
+
+
+def _along(values: Tensor, axis: int, n: int) -> Tensor:
+    return values.view([-1 if i == axis else 1 for i in range(n)])
+
+
+def _shares(plan: Plan, axes: tuple[int, ...], x: Tensor) -> Tensor:
+    """How many elements each window has; none is padding."""
+    found = torch.ones((), dtype=torch.int64, device=x.device)
+    for axis, a in zip(plan.axes, axes, strict=True):
+        found = found * _along(tables(axis, x.device)[1].long(), a, x.dim())
+    return found
+
+
+def _offsets(plan: Plan, index: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Places in the window from places in the plane."""
+    rest, found, pitch = index, torch.zeros_like(index), 1
+    for axis, a in reversed(list(zip(plan.axes, axes, strict=True))):
+        first = _along(tables(axis, index.device)[0].long(), a, index.dim())
+        found = found + (rest % axis.size - first) * pitch
+        rest, pitch = rest // axis.size, pitch * axis.kernel
+    return found
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -78,7 +177,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 @lru_cache(1024)
-def _forward(
+def forward_of(
     plan: Plan,
     axes: tuple[int, ...],
     shape: torch.Size,
@@ -206,7 +305,7 @@ def _positions(plan: Plan, offsets: Tensor, axes: tuple[int, ...]) -> Tensor:
             first = torch.arange(axis.out, device=rest.device) * axis.stride + axis.origin
         else:
             first = tables(axis, rest.device)[0].to(torch.int64)
-        place = first.view([-1 if i == a else 1 for i in range(rest.dim())]) + (front + tap) * axis.step
+        place = _along(first, a, rest.dim()) + (front + tap) * axis.step
         ok = (place >= 0) & (place < axis.size)
         inside = ok if inside is None else inside & ok
         found, pitch = found + place * pitch, pitch * axis.size
@@ -236,12 +335,14 @@ def gather(
 def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, sizes: tuple[int, ...]) -> Tensor:
     """Zeros with every value at its index; of repeated indices the last in row-major order stays.
 
-    Looking for an index out of range waits for the device, except while a graph is captured.
+    Looking for an index out of range waits for the device. It is left out while a graph is captured and where
+    the environment says NDPOOL_TRUST_INDICES=1; then values with such an index go nowhere.
     """
     shape = with_sizes(values.shape, axes, sizes)
     channels_last = is_channels_last(values.shape, values.stride())
     limit = prod(sizes)
-    if values.numel() and not (values.is_cuda and torch.cuda.is_current_stream_capturing()):
+    captured = values.is_cuda and torch.cuda.is_current_stream_capturing()
+    if values.numel() and not captured and os.environ.get("NDPOOL_TRUST_INDICES") != "1":
         wrong = (indices < 0) | (indices >= limit)
         if wrong.any():
             bad = int(indices[wrong][0])

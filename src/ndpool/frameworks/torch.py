@@ -9,6 +9,7 @@ goes straight to the kernels, one that is differentiated or transformed through 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -84,12 +85,28 @@ def named(
                     return y
             elif recipe.trains:
                 return quick_pool(x, recipe)
+    if x.is_cuda and out is dtype is divisor is None and norm == 0:
+        trains = x.requires_grad and is_grad_enabled()
+        special = transforms_active() or forward_ad._current_level >= 0 or x.is_neg()
+        if not special and not (trains and return_indices):
+            found = _cuda_quick()(fn, n_axes, reduction, x, window, return_indices, trains)
+            if found is not None:
+                return found
     if x.is_meta:
         return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
     axes = check_rank(fn, x.shape, n_axes)
     plan = geometry.named(fn, x.shape[-n_axes:], window)
     divisor = check_divisor(fn, divisor)
     return pool(fn, plan, reduction, x, axes, return_indices, dtype, out, divisor, norm)
+
+
+@cache
+def _cuda_quick() -> Callable[..., Any]:
+    """What remembers calls on CUDA tensors; it needs Triton."""
+    kernels._gpu()
+    from ndpool.frameworks._torch_gpu_quick import quick
+
+    return quick
 
 
 def _trace_named(

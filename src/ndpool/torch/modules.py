@@ -8,6 +8,7 @@ subclass of `torch.Tensor`) takes PyTorch's own way, and so does one that TorchS
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +26,7 @@ from ndpool.frameworks._torch_kernels import CODES
 for _tensor in (torch.empty(0), torch.nn.Parameter()):
     room_of("ndpool.torch", _tensor)
 
+_TRITON = find_spec("triton") is not None  # whose kernels pool CUDA tensors
 # The tensors of compilers stand for plain ones; other subclasses have a meaning of their own.
 _KINDS = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
 
@@ -38,7 +40,7 @@ def served(x: Any) -> bool:
         type(x) in _KINDS
         and x.dtype in CODES
         and x.layout is strided
-        and x.is_cpu
+        and (x.is_cpu or (x.is_cuda and _TRITON))
         and not x.is_nested
         and (is_dynamo_compiling() or not is_tracing())
     )

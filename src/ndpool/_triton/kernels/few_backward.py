@@ -1,10 +1,13 @@
-"""Backward of picks from windows so large that most inputs get nothing: zeros, and what each output took."""
+"""Backward of picks from windows so large that most inputs get nothing: zeros, and what each output took.
+
+Where planes are contiguous and not too large, a program writes the zeros of its own planes first.
+"""
 
 import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.any_backward import holding, tap_of
-from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, lanes_of
+from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, parts_of
 from ndpool._triton.kernels.reducers import widen
 
 
@@ -16,11 +19,12 @@ def _position(tap, o, starts, stride, step, origin, TABLE: tl.constexpr):
         return o * stride + origin + tap * step
 
 
-@triton.jit(do_not_specialize=[*SIZES, *AXES])
-def few_backward_kernel(
+@triton.jit
+def _pick(
+    start,
+    pid,
     grad,
     offsets,
-    result,
     starts_d,
     firsts_d,
     ends_d,
@@ -30,6 +34,7 @@ def few_backward_kernel(
     starts_w,
     firsts_w,
     ends_w,
+    lanes_each,
     n_lanes,
     n_c,
     n_w,
@@ -86,16 +91,13 @@ def few_backward_kernel(
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
 ):
-    """One output per lane, into zeros: the whole gradient of the input it took.
-
-    All outputs that took one input write the same sum of the same gradients, so their order is of no matter.
-    """
-    pid = tl.program_id(0)
-    if WIDE:
-        pid = pid.to(tl.int64)
-    live, c, w, l1, l2 = lanes_of(pid, n_lanes, n_c, n_w, n_1, LANES, CHANNELS, LEADS)
+    """Where LANES outputs took their values, and the whole gradient of these inputs."""
+    lane = start + tl.arange(0, LANES)
+    live = lane < lanes_each
+    lane = pid * lanes_each + lane
+    live = live & (lane < n_lanes)
+    c, w, l1, l2 = parts_of(lane, n_c, n_w, n_1, CHANNELS, LEADS)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS)
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS)
     w = tl.where(live, w, 0)
@@ -133,4 +135,250 @@ def few_backward_kernel(
                 g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
                 hit = ok & (td >= 0) & (th >= 0) & (tw >= 0) & (tap == (td * kernel_h + th) * kernel_w + tw)
                 total += tl.where(hit, g, 0)
-    tl.store(result + x_base + d * x_d + h * x_h + i * x_w, total.to(result.dtype.element_ty), mask=live)
+    return x_base + d * x_d + h * x_h + i * x_w, total, live
+
+
+@triton.jit(do_not_specialize=[*SIZES, *AXES, "lanes_each", "zeros_each", "zeros"])
+def few_backward_kernel(
+    grad,
+    offsets,
+    result,
+    starts_d,
+    firsts_d,
+    ends_d,
+    starts_h,
+    firsts_h,
+    ends_h,
+    starts_w,
+    firsts_w,
+    ends_w,
+    lanes_each,
+    zeros_each,
+    zeros,
+    n_lanes,
+    n_c,
+    n_w,
+    n_1,
+    x_c,
+    x_1,
+    x_2,
+    x_d,
+    x_h,
+    x_w,
+    y_c,
+    y_1,
+    y_2,
+    y_d,
+    y_h,
+    y_w,
+    size_d,
+    out_d,
+    kernel_d,
+    stride_d,
+    step_d,
+    origin_d,
+    whole_d,
+    front_d,
+    lo_d,
+    hi_d,
+    size_h,
+    out_h,
+    kernel_h,
+    stride_h,
+    step_h,
+    origin_h,
+    whole_h,
+    front_h,
+    lo_h,
+    hi_h,
+    size_w,
+    out_w,
+    kernel_w,
+    stride_w,
+    step_w,
+    origin_w,
+    whole_w,
+    front_w,
+    lo_w,
+    hi_w,
+    TABLE_D: tl.constexpr,
+    TABLE_H: tl.constexpr,
+    TABLE_W: tl.constexpr,
+    MOST_D: tl.constexpr,
+    MOST_H: tl.constexpr,
+    MOST_W: tl.constexpr,
+    VEC: tl.constexpr,
+    ONCE: tl.constexpr,
+    LANES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    LEADS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """One output per lane, into zeros: the whole gradient of the input it took.
+
+    All outputs that took one input write the same sum of the same gradients, so their order is of no matter.
+    """
+    pid = tl.program_id(0)
+    if WIDE:
+        pid = pid.to(tl.int64)
+    if ONCE:
+        # All that is read comes before the zeros, which would hold it up.
+        to, total, live = _pick(
+            0,
+            pid,
+            grad,
+            offsets,
+            starts_d,
+            firsts_d,
+            ends_d,
+            starts_h,
+            firsts_h,
+            ends_h,
+            starts_w,
+            firsts_w,
+            ends_w,
+            lanes_each,
+            n_lanes,
+            n_c,
+            n_w,
+            n_1,
+            x_c,
+            x_1,
+            x_2,
+            x_d,
+            x_h,
+            x_w,
+            y_c,
+            y_1,
+            y_2,
+            y_d,
+            y_h,
+            y_w,
+            size_d,
+            out_d,
+            kernel_d,
+            stride_d,
+            step_d,
+            origin_d,
+            whole_d,
+            front_d,
+            lo_d,
+            hi_d,
+            size_h,
+            out_h,
+            kernel_h,
+            stride_h,
+            step_h,
+            origin_h,
+            whole_h,
+            front_h,
+            lo_h,
+            hi_h,
+            size_w,
+            out_w,
+            kernel_w,
+            stride_w,
+            step_w,
+            origin_w,
+            whole_w,
+            front_w,
+            lo_w,
+            hi_w,
+            TABLE_D,
+            TABLE_H,
+            TABLE_W,
+            MOST_D,
+            MOST_H,
+            MOST_W,
+            LANES,
+            CHANNELS,
+            LEADS,
+            COMPUTE,
+        )
+    if VEC > 0:
+        along = tl.arange(0, 4 * LANES * VEC)
+        for start in range(0, zeros_each, 4 * LANES):
+            unit = start + along // VEC
+            there = (unit < zeros_each) & (pid * zeros_each + unit < zeros)
+            here = (pid * zeros_each + start) * VEC + along
+            tl.store(result + here, tl.zeros([4 * LANES * VEC], result.dtype.element_ty), mask=there)
+        # No other program writes to these planes.
+        tl.debug_barrier()
+    if ONCE:
+        tl.store(result + to, total.to(result.dtype.element_ty), mask=live)
+    else:
+        for start in range(0, lanes_each, LANES):
+            to, total, live = _pick(
+                start,
+                pid,
+                grad,
+                offsets,
+                starts_d,
+                firsts_d,
+                ends_d,
+                starts_h,
+                firsts_h,
+                ends_h,
+                starts_w,
+                firsts_w,
+                ends_w,
+                lanes_each,
+                n_lanes,
+                n_c,
+                n_w,
+                n_1,
+                x_c,
+                x_1,
+                x_2,
+                x_d,
+                x_h,
+                x_w,
+                y_c,
+                y_1,
+                y_2,
+                y_d,
+                y_h,
+                y_w,
+                size_d,
+                out_d,
+                kernel_d,
+                stride_d,
+                step_d,
+                origin_d,
+                whole_d,
+                front_d,
+                lo_d,
+                hi_d,
+                size_h,
+                out_h,
+                kernel_h,
+                stride_h,
+                step_h,
+                origin_h,
+                whole_h,
+                front_h,
+                lo_h,
+                hi_h,
+                size_w,
+                out_w,
+                kernel_w,
+                stride_w,
+                step_w,
+                origin_w,
+                whole_w,
+                front_w,
+                lo_w,
+                hi_w,
+                TABLE_D,
+                TABLE_H,
+                TABLE_W,
+                MOST_D,
+                MOST_H,
+                MOST_W,
+                LANES,
+                CHANNELS,
+                LEADS,
+                COMPUTE,
+            )
+            tl.store(result + to, total.to(result.dtype.element_ty), mask=live)

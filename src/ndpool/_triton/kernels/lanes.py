@@ -17,7 +17,13 @@ AXES = [f"{name}_{axis}" for axis in "dhw" for name in AXIS]
 def lanes_of(block, n_lanes, n_c, n_w, n_1, LANES: tl.constexpr, CHANNELS: tl.constexpr, LEADS: tl.constexpr):
     """Which lanes a program has: are they any, and where along channels, last axis and two leading axes."""
     lane = block * LANES + tl.arange(0, LANES)
-    live = lane < n_lanes
+    c, w, l1, l2 = parts_of(lane, n_c, n_w, n_1, CHANNELS, LEADS)
+    return lane < n_lanes, c, w, l1, l2
+
+
+@triton.jit
+def parts_of(lane, n_c, n_w, n_1, CHANNELS: tl.constexpr, LEADS: tl.constexpr):
+    """Where lanes are along channels, last axis and two leading axes."""
     c = lane
     if CHANNELS:
         c = lane % n_c
@@ -32,7 +38,7 @@ def lanes_of(block, n_lanes, n_c, n_w, n_1, LANES: tl.constexpr, CHANNELS: tl.co
     if LEADS > 1:
         l1 = lane % n_1
         l2 = lane // n_1
-    return live, c, w, l1, l2
+    return c, w, l1, l2
 
 
 @triton.jit

@@ -7,28 +7,9 @@ the flat memory they are.
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.reducers import MIN, SUM, even_quotient, merge, widen
+from ndpool._triton.kernels.reducers import NOWHERE, SUM, best_along, even_quotient, merge, widen
 
-NOWHERE = tl.constexpr(2**31 - 1)
 _SIZES = ["planes", "n_1", "size", "x_1", "x_2", "y_1", "y_2", "divisor", "inverse"]
-
-
-@triton.jit
-def _better(a, at_a, b, at_b, wins):
-    wins = wins | ((b == a) & (at_b < at_a))
-    if b.dtype.is_floating():
-        wins = wins | ((b != b) & ((a == a) | (at_b > at_a)))
-    return tl.where(wins, b, a), tl.where(wins, at_b, at_a)
-
-
-@triton.jit
-def _larger(a, at_a, b, at_b):
-    return _better(a, at_a, b, at_b, b > a)
-
-
-@triton.jit
-def _smaller(a, at_a, b, at_b):
-    return _better(a, at_a, b, at_b, b < a)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -46,8 +27,10 @@ def plane_forward_kernel(
     divisor,
     inverse,
     PLANES: tl.constexpr,
-    LANES: tl.constexpr,
-    EACH: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    ONCE: tl.constexpr,
+    LEADS: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
     DIVIDE: tl.constexpr,
@@ -55,50 +38,62 @@ def plane_forward_kernel(
     COMPUTE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """One output for each of PLANES planes, by LANES lanes of EACH elements, in as many parts as it takes."""
+    """One output for each of PLANES planes, from WIDTH elements of each at a time.
+
+    UNIT elements are read at once, wherever planes begin: what a plane's first and last vector hold beside it
+    is left out. All vectors lie inside the input, whose length is a multiple of UNIT.
+    """
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
     plane = pid * PLANES + tl.arange(0, PLANES)
     live = plane < planes
-    l1 = plane % n_1
-    l2 = plane // n_1
-    base = (l1 * x_1 + l2 * x_2)[:, None]
-    at = tl.arange(0, LANES)[None, :]
-    best = tl.full([PLANES, LANES], LOW, COMPUTE)
-    where = tl.zeros([PLANES, LANES], tl.int32) + at
-    for start in range(0, size, LANES * EACH):
-        for j in tl.static_range(EACH):
-            i = start + j * LANES + at
-            v = widen(tl.load(x + base + i, mask=live[:, None] & (i < size), other=LOW), COMPUTE)
-            best, where = merge(best, where, v, i, OP, OP != SUM)
+    l1 = plane
+    l2 = plane * 0
+    if LEADS > 1:
+        l1 = plane % n_1
+        l2 = plane // n_1
+    base = l1 * x_1 + l2 * x_2
+    before = (base & (UNIT - 1)).to(tl.int32)[:, None]
+    base = (base // UNIT * UNIT)[:, None]
+    slot = tl.arange(0, WIDTH)[None, :]
+    vector = slot // UNIT * UNIT
+    first = slot - before
+    best = tl.full([PLANES, WIDTH], LOW, COMPUTE)
+    where = tl.where(first >= 0, first, first + WIDTH)
+    where = tl.where(where < size, where, NOWHERE)
+    if ONCE:
+        v = widen(tl.load(x + base + slot, mask=live[:, None] & (vector < size + before), other=LOW), COMPUTE)
+        best = tl.where((first >= 0) & (first < size), v, LOW)
+    else:
+        for start in range(0, size + UNIT - 1, WIDTH):
+            there = live[:, None] & (start + vector < size + before)
+            v = widen(tl.load(x + base + (start + slot), mask=there, other=LOW), COMPUTE)
+            i = start + first
+            v = tl.where((i >= 0) & (i < size), v, LOW)
+            best, where = merge(best, where, v, i, OP, True)
     to = l1 * y_1 + l2 * y_2
     if OP == SUM:
         value = tl.sum(best, 1)
         if DIVIDE == 1:
             value = even_quotient(value, divisor, inverse)
     else:
-        # Lanes without an element lose every tie.
-        where = tl.where(at < size, where, NOWHERE)
-        if OP == MIN:
-            value, where = tl.reduce((best, where), 1, _smaller)
-        else:
-            value, where = tl.reduce((best, where), 1, _larger)
+        value, where = best_along(best, where, 1, OP, KIND != 0)
         if KIND != 0:
             tl.store(extra + to, where.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
 
 
-@triton.jit(do_not_specialize=["lanes", "y_1", "divisor", "inverse"])
+@triton.jit(do_not_specialize=["lanes", "size", "y_1", "divisor", "inverse"])
 def plane_backward_kernel(
     grad,
     offsets,
     result,
     lanes,
+    size,
     y_1,
     divisor,
     inverse,
-    SIZE: tl.constexpr,
     LANES: tl.constexpr,
     VEC: tl.constexpr,
     PICKS: tl.constexpr,
@@ -106,18 +101,26 @@ def plane_backward_kernel(
     COMPUTE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """The gradient of planes of SIZE elements that follow each other in memory, as one flat array."""
+    """The gradient of planes of `size` elements that follow each other in memory, as one flat array."""
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
     lane = pid * LANES + tl.arange(0, LANES)
-    live = (lane < lanes)[:, None]
-    i = lane[:, None] * VEC + tl.arange(0, VEC)[None, :]
-    plane = i // SIZE
-    g = widen(tl.load(grad + plane * y_1, mask=live, other=0), COMPUTE)
+    live = lane < lanes
+    # A vector is in two planes at most.
+    plane = lane * VEC // size
+    next_plane = (lane * VEC + (VEC - 1)) // size
+    a = widen(tl.load(grad + plane * y_1, mask=live, other=0), COMPUTE)
+    b = widen(tl.load(grad + next_plane * y_1, mask=live, other=0), COMPUTE)
     if DIVIDE == 1:
-        g = even_quotient(g, divisor, inverse)
+        a = even_quotient(a, divisor, inverse)
+        b = even_quotient(b, divisor, inverse)
+    along = tl.arange(0, VEC)[None, :]
+    g = tl.where(along < ((plane + 1) * size - lane * VEC)[:, None], a[:, None], b[:, None])
     if PICKS:
-        tap = tl.load(offsets + plane * y_1, mask=live, other=0).to(tl.int32)
-        g = tl.where(tap == (i - plane * SIZE).to(tl.int32), g, 0)
-    tl.store(result + i, g.to(result.dtype.element_ty), mask=live)
+        # Where the picked elements are, seen from the vector's first.
+        at_a = plane * size + tl.load(offsets + plane * y_1, mask=live, other=0) - lane * VEC
+        at_b = next_plane * size + tl.load(offsets + next_plane * y_1, mask=live, other=0) - lane * VEC
+        g = tl.where(along == at_a[:, None], a[:, None], tl.where(along == at_b[:, None], b[:, None], 0))
+    to = (lane * VEC)[:, None] + along
+    tl.store(result + to, g.to(result.dtype.element_ty), mask=live[:, None])

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 MAX, MIN, SUM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+NOWHERE = tl.constexpr(2**30 - 1)  # the code of no element
 
 
 @triton.jit
@@ -39,6 +40,47 @@ def merge(a, a_code, b, b_code, OP: tl.constexpr, CODED: tl.constexpr):
 
 
 @triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def best_along(v, code, AXIS: tl.constexpr, OP: tl.constexpr, CODED: tl.constexpr):
+    """The best along an axis with its code, in whatever order the codes stand: they decide ties.
+
+    A code of NOWHERE stands for no element; nothing loses to the value there.
+    """
+    if OP == MIN:
+        best = tl.reduce(v, AXIS, _smaller)
+    else:
+        best = tl.reduce(v, AXIS, _larger)
+    all_best = tl.expand_dims(best, AXIS)
+    found = tl.zeros(best.shape, tl.int32)
+    if CODED:
+        found = tl.min(tl.where(v == all_best, code, NOWHERE), AXIS)
+    if v.dtype.is_floating():
+        if tl.max(((best != best) | (best == 0)).to(tl.int32)) > 0:
+            # The last NaN is the one that counts, and of zeros the sign of the first: it goes with the code.
+            nan = all_best != all_best
+            BITS: tl.constexpr = tl.int64 if v.dtype == tl.float64 else tl.int32
+            LAST: tl.constexpr = 63 if v.dtype == tl.float64 else 31
+            sign = (v.to(BITS, bitcast=True) >> LAST).to(tl.int32) & 1
+            order = tl.where(nan, -code, code) * 2 + sign
+            order = tl.where((v == all_best) | (nan & (v != v)), order, 2 * NOWHERE + 1)
+            order = tl.min(order, AXIS)
+            # By its bits: compilers take a zero of either sign for one of none.
+            zero = ((order & 1).to(BITS) << LAST).to(best.dtype, bitcast=True)
+            found = tl.where(best != best, -(order >> 1), order >> 1)
+            best = tl.where(best == 0, zero, best)
+    return best, found
+
+
+@triton.jit
 def reduce_windows(
     v,
     c,
@@ -65,6 +107,12 @@ def reduce_windows(
             lefts, left_codes = lefts + (v[FIRST + i],), left_codes + (c[FIRST + i],)
             rights, right_codes = rights + (v[FIRST + KERNEL + i],), right_codes + (c[FIRST + KERNEL + i],)
         values, codes = around_core(lefts, left_codes, core, core_code, rights, right_codes, N, OP, CODED)
+    elif STRIDE == 1 and KERNEL >= 4 and N > 2:
+        # Windows shorter than their number share more in halves.
+        HALF: tl.constexpr = N // 2
+        values, codes = reduce_windows(v, c, HALF, FIRST, KERNEL, 1, OP, CODED)
+        others, other_codes = reduce_windows(v, c, N - HALF, FIRST + HALF, KERNEL, 1, OP, CODED)
+        values, codes = values + others, codes + other_codes
     else:
         for q in tl.static_range(N):
             best, code = v[FIRST + q * STRIDE], c[FIRST + q * STRIDE]

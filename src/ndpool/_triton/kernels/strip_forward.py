@@ -178,7 +178,7 @@ def _channels(
             left_codes = left_codes + (zero + t,)
         core = _channel(x, base, first + (OUTS - 1), x_w, size_w, ok, UNIT, VEC, EDGES, LOW, COMPUTE)
         core_code = zero + (OUTS - 1)
-        for t in tl.range(OUTS, kernel_w, loop_unroll_factor=4 if OUTS == 1 else 1):
+        for t in tl.range(OUTS, kernel_w, loop_unroll_factor=4):
             v = _channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, LOW, COMPUTE)
             core, core_code = merge(core, core_code, v, zero + t, OP, CODED)
         for t in tl.static_range(OUTS - 1):

@@ -1,0 +1,62 @@
+"""Large windows in several passes: axis after axis, long ones in two steps, huge ones cut among programs.
+
+Plans in, plans out. Called by `frameworks/_torch_gpu.py`, which runs the passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import isqrt, prod
+
+import numpy as np
+
+from ndpool._triton.forward import taken_whole
+from ndpool._triton.launch import padded, windows_of
+from ndpool.geometry import AxisPlan, Plan
+
+PROGRAMS = 2048  # that keep a large device busy
+
+
+@lru_cache(1024)
+def passes(plan: Plan, long: int) -> tuple[Plan, Plan] | None:
+    """The other axes and the last, where windows share so much that one after the other is faster."""
+    if len(plan.axes) < 2 or not all(a.regular for a in plan.axes):
+        return None
+    sizes = [a.kernel // a.stride for a in plan.axes[-2:]]
+    if min(sizes) >= long or (max(sizes) >= 64 and min(sizes) > 1):
+        return Plan(plan.axes[:-1]), Plan(plan.axes[-1:])
+    return None
+
+
+@lru_cache(1024)
+def steps(plan: Plan) -> tuple[Plan, Plan] | None:
+    """A long window along one axis as short ones, and few of them far apart; they may overlap."""
+    (a,) = plan.axes if len(plan.axes) == 1 else (None,)
+    if a is None or not a.regular or a.step > 1 or a.kernel < 64 or a.kernel < 16 * a.stride:
+        return None
+    step = isqrt(a.kernel)
+    far = (a.kernel - step) // step
+    short = a.kernel - far * step
+    between = (a.out - 1) * a.stride + 1 + far * step
+    near = AxisPlan(a.size, between, short, 1, 1, a.origin, a.bounds)
+    return Plan([near]), Plan([AxisPlan(between, a.out, far + 1, a.stride, step, 0, (0, between))])
+
+
+@lru_cache(1024)
+def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None:
+    """Windows cut along their first axis, and into how many pieces, where they are too few for a device."""
+    three, first = padded(plan), plan.axes[0]
+    outs = prod(a.out for a in (three if channels else three[:2]))
+    programs = outs * n_planes
+    n = min(256, first.kernel // 8, -(-PROGRAMS // max(programs, 1)))
+    if len(plan.axes) < 2 or n < 2 or not programs or not taken_whole(three):
+        return None
+    starts, counts = windows_of(first)
+    edges = starts[:, None] + counts[:, None] * np.arange(n + 1) // n
+    sizes = np.diff(edges, axis=1)
+    if sizes.min() < 1:
+        return None
+    places, lengths = (np.ascontiguousarray(t, np.int64).ravel() for t in (edges[:, :-1], sizes))
+    fields = {"out": first.out * n, "kernel": int(lengths.max()), "starts": places, "counts": lengths}
+    return Plan([replace(first, **fields), *plan.axes[1:]]), n  # type: ignore[arg-type]
