@@ -255,7 +255,8 @@ template <class R, class S, bool coded> struct Direct {
       Vn<N> poison = {};
       const auto go = [&](auto carried) __attribute__((always_inline)) {
         if constexpr (by_rows)
-          line_by_rows<K, Stride, Rows, N, carried>(p, strip, row, masks, carry, rows, divide, i, poison);
+          line_by_rows<K, Stride, Rows, N, quick, carried>(p, strip, row, masks, carry, rows, divide, i,
+                                                           poison);
         else
           line<K, Stride, Rows, N, quick, carried>(p, strip, row, masks, carry, rows, divide, i, poison);
       };
@@ -297,10 +298,12 @@ template <class R, class S, bool coded> struct Direct {
   }
 
   // The same, one input row after the other: what there is of the windows so far waits in L1.
-  template <int K, int Stride, int Rows, int N, bool carried>
+  template <int K, int Stride, int Rows, int N, bool quick, bool carried>
   __attribute__((always_inline)) static inline void
   line_by_rows(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
                const Carry& carry, const S* const* rows, const Divide& divide, int64_t i, Vn<N>& poison) {
+    const C less = C(strip.codes[2] - strip.codes[0]);
+    const Extra extra = p.extra;
     int64_t end = 0;
     for (int r = carried; r < Rows; ++r) {
       const auto part = [&](int64_t o, const Mask<V, N>* mask) __attribute__((always_inline)) {
@@ -311,16 +314,26 @@ template <class R, class S, bool coded> struct Direct {
             if (!mask->whole[t]) taps[t] = mask->inside[t] ? taps[t] : Vn<N>{} + R::init();
         Best<N> best;
         if constexpr (R::picks) {
-          if constexpr (can_be_nan) poison += all;
+          if constexpr (quick && can_be_nan) poison += all;
           Best<N> across;
           across.value = taps[0];
-          for (int t = 1; t < K; ++t) merge<true>(Best<N>{taps[t], {}}, across);
+          if constexpr (coded) across.code = (mask ? mask->lead : Cn<N>{}) + C(strip.codes[r]);
+          for (int t = 1; t < K; ++t) {
+            Best<N> later;
+            later.value = taps[t];
+            if constexpr (coded) later.code = Cn<N>{} + C(strip.codes[r] + t);
+            merge<quick>(later, across);
+          }
           best = across;
           if (r) {
             best = carry.template get<N>(i, o, 0);
-            merge<true>(across, best);
+            merge<quick>(across, best);
           }
-          if (Rows == 3 && r == 2) carry.template put<N>(i + 1, o, across);
+          if constexpr (Rows == 3)
+            if (r == 2) {
+              if constexpr (coded) across.code -= less;  // it is the next windows' first row
+              carry.template put<N>(i + 1, o, across);
+            }
           if (r < Rows - 1) return carry.template put<N>(i, o, best);
         } else {
           if (r == 0) {
@@ -334,13 +347,14 @@ template <class R, class S, bool coded> struct Direct {
           else if (p.divide)
             best.value /= p.divisor ? Vn<N>{} + V(p.divisor) : mask->by * V(strip.by);
         }
-        store<N>(strip, best, i * strip.y_step + o, 0, Stride, Extra::none);
+        store<N>(strip, best, i * strip.y_step + o, strip.base + i * strip.base_step + o * Stride, Stride,
+                 extra);
       };
       const auto plain = [&](int64_t o) __attribute__((always_inline)) { part(o, nullptr); };
       const auto cut = [&](int64_t o, int which) __attribute__((always_inline)) { part(o, masks + which); };
       end = across_row<N>(row, plain, cut);
     }
-    if constexpr (can_be_nan && K == 3)
+    if constexpr (quick && can_be_nan && K == 3)
       if (end < row.out || row.whole.hi >= row.out)
         for (int r = carried; r < Rows; ++r) poison += load_as<V>(rows[r][2 * end]);
   }
@@ -559,7 +573,7 @@ private:
     const int64_t h = outer ? walk.at(outer - 1) : 0, pitch = outer ? p.x.pooled[outer - 1] / item : 0;
     const Range whole = interior(rows, 0, rows.out);
     strip.step = rows.stride * pitch;
-    strip.far = outer && last.size * item >= 4096;
+    strip.far = outer && last.size * item > 512;
     strip.by_rows = last.size * item > 512 && last.size * item < 4096;
     strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;
     strip.count = h >= whole.lo && h < whole.hi ? least(room, whole.hi - h) : 1;
@@ -693,7 +707,7 @@ private:
           return D::template sweep<decltype(kernel)::value, decltype(stride)::value, decltype(n_rows)::value,
                                    N, quick, by_rows>(line.p, cut, line.row, line.masks, line.carry);
         };
-        if constexpr (common && !coded && quick && decltype(n_rows)::value == decltype(kernel)::value)
+        if constexpr (common && quick && decltype(n_rows)::value == decltype(kernel)::value)
           if (cut.by_rows) return walk(std::true_type{});
         return walk(std::false_type{});
       };
@@ -709,16 +723,15 @@ private:
         if (cut.n_rows == 3 && cut.rows[2] == cut.rows[0] + cut.step) return go(Three{}, Two{}, Three{});
       return go(Three{}, Two{}, Any{});
     };
-    if constexpr (coded) {
+    if constexpr (coded && !common)
       sweep(std::false_type{}, part(line.p, strip, rows.lo, rows.hi));
-    } else {
+    else
       for (int64_t i = rows.lo; i < rows.hi;) {
         i += sweep(std::true_type{}, i || rows.hi < strip.count ? part(line.p, strip, i, rows.hi) : strip);
         if constexpr (D::can_be_nan)
           if (i < rows.hi)
             i += sweep(std::false_type{}, part(line.p, strip, i, least(rows.hi, i + calm_rows)));
       }
-    }
   }
 };
 
