@@ -288,7 +288,8 @@ def _numpy_reduce(
         ones = "np.ones_like(x)"
         if any(map(any, pads)):
             ones = f"np.pad({ones}, {pads}, constant_values=1)"
-        counted = f"n = np.sum(windows({ones}, pad={over}){axes}  # cells up to the end of the padding\n"
+        counted = f"counted = {ones}  # the input and its padding\n"
+        counted += f"n = np.sum(windows(counted, pad={over}){axes}\n"
         count = "n"
     else:
         count = taps
