@@ -1,7 +1,7 @@
 // Compiled once per instruction set (NDPOOL_ISA names it) with that set's flags. Everything below has internal
 // linkage, so that no function compiled for a newer processor can take the place of its namesake elsewhere.
 //
-// Forward:   direct (windows of 2 and 3), strips (the usual ones of stride 1), slide (all of stride 1), blocks (little shared), lanes (channels last), forward (the rest)
+// Forward:   direct (windows of 2 and 3), strips, tracks, long_sums (the usual ones of stride 1), slide (all of stride 1), blocks (little shared), lanes (channels last), forward (the rest)
 // Backward:  pick, pick_lanes, scatter (maxima), spread (sums), backward (the rest)
 #include "kernels.h"
 
@@ -9,8 +9,10 @@
 #include "blocks.h"
 #include "direct.h"
 #include "lanes.h"
+#include "long_sums.h"
 #include "slide.h"
 #include "strips.h"
+#include "tracks.h"
 
 namespace ndpool {
 namespace {
@@ -53,16 +55,21 @@ template <class R, bool coded> bool slides(const Problem& p) {
   return taps_of(p) > 1 && !(p.lanes > 1 && shares_little(p)) && Slide<R, coded>::serves(p);
 }
 
-template <class R> Kernel strips(const Problem& p) {
+// The usual windows of floats that move by one.
+template <class R> Kernel usual(const Problem& p) {
+  if constexpr (std::is_same_v<typename R::V, float>) {
+    if (Tracks<R>::serves(p)) return kernel_of<Tracks<R>>();
 #if defined(__AVX512VL__)
-  if constexpr (std::is_same_v<typename R::V, float>)
     if (Strips<R>::serves(p)) return kernel_of<Strips<R>>();
+    if constexpr (!R::picks)
+      if (LongSums::serves(p)) return kernel_of<LongSums>();
 #endif
+  }
   return {};
 }
 
 template <template <class> class R, class V, class S = V> Kernel pick(const Problem& p) {
-  Kernel found = strips<R<V>>(p);
+  Kernel found = usual<R<V>>(p);
   if (found.run) return found;
   if (p.extra == Extra::none) {
     if (slides<R<V>, false>(p)) return kernel_of<Slide<R<V>, false>>();
@@ -116,7 +123,7 @@ template <template <class> class R> Kernel pick(const Problem& p) {
 template <class V, class S = V> Kernel sum_of(const Problem& p) {
   bool long_ones = false;
   for (int a = 0; a < p.n_axes; ++a) long_ones |= p.axes[a].kernel > 3;
-  if (const Kernel found = strips<Sum<V>>(p); found.run) return found;
+  if (const Kernel found = usual<Sum<V>>(p); found.run) return found;
   if (p.op == Op::sum) {
     if ((long_ones || slides<Sum<V>, false>(p)) && Slide<Sum<V>, false>::serves(p))
       return kernel_of<Slide<Sum<V>, false>>();

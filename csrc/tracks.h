@@ -1,0 +1,294 @@
+// The tracks engine: the usual windows that move by one, channels last. Maxima take the rows first: a few vectors of
+// lanes go along a row, each position met once, and what the next windows share stays in registers; what the next rows
+// share stays in L1. Sums take the columns first.
+#pragma once
+
+#include "forward.h"
+#include "simd.h"
+
+namespace ndpool {
+namespace {
+
+template <class R> struct Tracks {
+  using V = typename R::V;
+  static_assert(std::is_same_v<V, float>);
+  static constexpr int N = wide<V>, broad = vector_bytes == 64 ? 4 : 2;
+  static constexpr int64_t line_elements = 8 * 1024, band_elements = 64 * 1024;
+  // Lanes summed at a time, and the distance of their lines, none of which lies a page from another.
+  static constexpr int64_t most_lanes = 512, line = most_lanes + 3 * N;
+  using Vn = Vec<V, N>;
+
+  static bool serves(const Problem& p) {
+    if (p.n_axes != 2 || p.lanes < N || p.op == Op::lp || p.extra != Extra::none) return false;
+    if (!stored_as<V>(p.x_type) || !stored_as<V>(p.y_type)) return false;
+    if (p.x.lane != sizeof(V) || p.y.lane != sizeof(V)) return false;
+    const int64_t k = p.axes[0].kernel;
+    for (int a = 0; a < 2; ++a) {
+      const Axis& axis = p.axes[a];
+      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel != k) return false;
+    }
+    return k == 3 || (R::picks && (k == 5 || k == 7));
+  }
+
+  // A unit is a band of rows (of maxima, a few vectors of lanes of it; the last ones take some lanes once more).
+  static int64_t band_rows(const Problem& p) {
+    return most(8 * p.axes[0].kernel, ceil_div(band_elements, p.axes[1].out * p.lanes)) / 2 * 2;
+  }
+  static int64_t chunks(const Problem& p) {
+    return p.lanes / (broad * N) + ceil_div(p.lanes % (broad * N), N);
+  }
+  // Columns whose lines fill L1.
+  static int64_t columns(int64_t kernel) { return line_elements / (kernel + 1) / (broad * N) / 2 * 2; }
+
+  static void prepare(Problem& p) {
+    p.tile = p.axes[1].out;
+    p.tiles = ceil_div(p.axes[0].out, band_rows(p));
+    p.units = p.planes * p.tiles * (R::picks ? chunks(p) : 1);
+    p.scratch = Scratch::bytes<V>(R::picks ? line_elements : 8 * line);
+  }
+
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    Tracks work(p, memory);
+    const int64_t n = R::picks ? chunks(p) : 1, height = band_rows(p);
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t q = unit / n / p.tiles, o = unit / n % p.tiles * height;
+      const Band b{work.plane(p.x, q), work.plane(p.y, q), o, least(p.axes[0].out, o + height)};
+      if constexpr (R::picks)
+        work.on_lanes(unit % n, b, [&]<int W>(const Band& lanes) { work.template maxima<W>(lanes); });
+      else
+        work.sums(b);
+    }
+  }
+
+private:
+  struct Band {
+    const char* x;
+    char* y;
+    int64_t o0, o1;  // rows of results
+  };
+
+  const Problem& p_;
+  const Axis &rows_, &cols_;
+  V* lines_;
+  bool careful_ = false;  // what went before held a NaN
+
+  Tracks(const Problem& p, char* memory)
+      : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), lines_(reinterpret_cast<V*>(memory)) {
+    for (int64_t j = 0; j < line && !R::picks; ++j) lines_[7 * line + j] = 0;
+  }
+
+  char* plane(const Array& array, int64_t q) const {
+    char* data = array.data;
+    for (int64_t a = p_.n_lead - 1; a >= 0; --a) {
+      data += q % p_.lead_shape[a] * array.lead[a];
+      q /= p_.lead_shape[a];
+    }
+    return data;
+  }
+
+  // The lanes of a chunk: f is told how many vectors, and where they begin.
+  template <class F> void on_lanes(int64_t chunk, Band b, F&& f) const {
+    const int64_t whole = p_.lanes / (broad * N);
+    const bool few = chunk >= whole;
+    const int64_t lane =
+        few ? least(whole * broad * N + (chunk - whole) * N, p_.lanes - N) : chunk * broad * N;
+    b.x += lane * int64_t(sizeof(V));
+    b.y += lane * int64_t(sizeof(V));
+    few ? f.template operator()<1>(b) : f.template operator()<broad>(b);
+  }
+
+  template <int W> void maxima(const Band& b) {
+    const int64_t step = columns(cols_.kernel);
+    for (int64_t c = 0; c < cols_.out; c += step) {
+      const int64_t end = least(cols_.out, c + step);
+      if (cols_.kernel == 3)
+        tile<3, W>(b, c, end);
+      else if (cols_.kernel == 5)
+        tile<5, W>(b, c, end);
+      else
+        tile<7, W>(b, c, end);
+    }
+  }
+
+  // Rows in order, position after position with all lanes: memory is met as it lies.
+  void sums(const Band& b) const {
+    const int64_t n = least(most_lanes, p_.lanes);
+    for (int64_t lane = 0; lane < p_.lanes; lane += most_lanes) {
+      const int64_t first = least(lane, p_.lanes - n) * int64_t(sizeof(V));
+      for (int64_t o = b.o0; o < b.o1; o += 2) sums(b.x + first, b.y + first, o, n);
+    }
+  }
+
+  // Two rows of sums of 3 x 3, columns first; those of the columns before wait in L1.
+  void sums(const char* x, char* y, int64_t o, int64_t lanes) const {
+    V *left = lines_, *middle = left + 2 * line, *right = middle + 2 * line, *unwanted = right + 2 * line;
+    const V* outside = unwanted + line;
+    V outer[2];
+    for (int h = 0; h < 2; ++h)
+      outer[h] = V(p_.divide && !p_.divisor && o + h < rows_.out ? share(rows_, o + h) : 1);
+    for (int64_t j = -2; j < cols_.out; ++j) {
+      const int64_t c = j + 2 + cols_.origin, i = o + rows_.origin;
+      const V* from[4];
+      for (int r = 0; r < 4; ++r)
+        from[r] = within(c, cols_) && within(i + r, rows_)
+                      ? reinterpret_cast<const V*>(x + (i + r) * p_.x.pooled[0] + c * p_.x.pooled[1])
+                      : outside;
+      const auto down = [&](int64_t at, int h) __attribute__((always_inline)) {
+        const Vn sum = read<V, N>(from[h] + at) + read<V, N>(from[h + 1] + at) + read<V, N>(from[h + 2] + at);
+        write(right + h * line + at, sum);
+        return sum;
+      };
+      if (j < 0) {
+        for (int64_t l = 0; l < lanes; l += N)
+          for (int h = 0; h < 2; ++h) down(least(l, lanes - N), h);
+      } else {
+        const V inner = V(p_.divisor ? p_.divisor : p_.divide ? share(cols_, j) : 1);
+        V *to[2], by[2];
+        for (int h = 0; h < 2; ++h) {
+          to[h] = o + h < rows_.out ? reinterpret_cast<V*>(y + (o + h) * p_.y.pooled[0] + j * p_.y.pooled[1])
+                                    : unwanted;
+          by[h] = inner * outer[h] == V(0) ? V(1) : inner * outer[h];
+        }
+        for (int64_t l = 0; l < lanes; l += N) {
+          const int64_t at = least(l, lanes - N);
+          for (int h = 0; h < 2; ++h) {
+            Vn sum = read<V, N>(left + h * line + at) + read<V, N>(middle + h * line + at) + down(at, h);
+            if (p_.divide) sum /= by[h];
+            write(to[h] + at, sum);
+          }
+        }
+      }
+      V* const spare = left;
+      left = middle;
+      middle = right;
+      right = spare;
+    }
+  }
+
+  template <int K, int W> void tile(const Band& b, int64_t c0, int64_t c1) {
+    if (!careful_ && !best<K, W, true>(b, c0, c1)) return;
+    careful_ = best<K, W, false>(b, c0, c1);
+  }
+
+  static bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
+
+  template <bool quick> static Vn merge(Vn later, Vn best) {
+    auto better = R::beats(later, best);
+    if constexpr (!quick) better |= later != later;
+    return better ? later : best;
+  }
+
+  // The windows of K elements of which `next` gives one after the other. Windows j and j + 1 share all elements but
+  // the first of the one and the last of the other, and those come in pairs that later windows share, too.
+  template <int K, int W, bool quick, class Next, class Out>
+  __attribute__((always_inline)) static inline void windows(int64_t n, Next&& next, Out&& out) {
+    constexpr int T = K / 2;
+    Vn even[T][W], odd[W], pair[T][W];
+    for (int k = 0; k < T; ++k) {
+      next(even[k]);
+      for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<quick>(even[k][w], odd[w]);
+      next(odd);
+    }
+    for (int64_t j = 0; j < n; j += 2) {
+      Vn fresh[W], shared[W], result[W];
+      next(fresh);
+      for (int w = 0; w < W; ++w) {
+        pair[T - 1][w] = merge<quick>(fresh[w], odd[w]);
+        shared[w] = pair[0][w];
+        for (int k = 1; k < T; ++k) shared[w] = merge<quick>(pair[k][w], shared[w]);
+        result[w] = merge<quick>(shared[w], even[0][w]);
+        for (int k = 1; k < T; ++k) {
+          pair[k - 1][w] = pair[k][w];
+          even[k - 1][w] = even[k][w];
+        }
+        even[T - 1][w] = fresh[w];
+      }
+      out(j, result);
+      if (j + 1 == n) break;
+      next(odd);
+      for (int w = 0; w < W; ++w) result[w] = merge<quick>(odd[w], shared[w]);
+      out(j + 1, result);
+    }
+  }
+
+  // True if there was a NaN.
+  template <int K, int W, bool quick> bool best(const Band& b, int64_t c0, int64_t c1) {
+    constexpr int T = K / 2;
+    const int64_t n = c1 - c0, x_step = p_.x.pooled[1], y_step = p_.y.pooled[1];
+    V *odd = lines_, *shared = lines_ + n * W * N, *even[T], *pair[T];
+    for (int k = 0; k < T; ++k) {
+      even[k] = lines_ + (2 * k + 2) * n * W * N;
+      pair[k] = lines_ + (2 * k + 3) * n * W * N;  // the last of them is never kept
+    }
+    Met<N> nan;
+    const auto row = [&](int64_t i, auto&& out) __attribute__((always_inline)) {
+      int64_t c = c0 + cols_.origin;
+      const char* x = b.x + i * p_.x.pooled[0] + c * x_step;
+      const bool there = within(i, rows_);
+      windows<K, W, quick>(
+          n,
+          [&](Vn* v) __attribute__((always_inline)) {
+            if (there && within(c, cols_)) {
+              for (int w = 0; w < W; ++w) v[w] = read<V, N>(reinterpret_cast<const V*>(x) + w * N);
+              for (int w = 0; w < W; w += 2) nan.meet(v[w], v[w + 1 < W ? w + 1 : w]);
+            } else {
+              for (int w = 0; w < W; ++w) v[w] = Vn{} + R::init();
+            }
+            ++c;
+            x += x_step;
+          },
+          out);
+    };
+    int64_t i = b.o0 + rows_.origin;
+    for (int k = 0; k < T; ++k, i += 2) {
+      row(i, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
+        for (int w = 0; w < W; ++w) {
+          const int64_t at = (j * W + w) * N;
+          if (k > 0) write(pair[k - 1] + at, merge<quick>(v[w], read<V, N>(odd + at)));
+          write(even[k] + at, v[w]);
+        }
+      });
+      row(i + 1, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
+        for (int w = 0; w < W; ++w) write(odd + (j * W + w) * N, v[w]);
+      });
+    }
+    char* y = b.y + b.o0 * p_.y.pooled[0] + c0 * y_step;
+    for (int64_t o = b.o0; o < b.o1; o += 2, i += 2, y += 2 * p_.y.pooled[0]) {
+      V *oldest = even[0], *first = pair[0];
+      row(i, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
+        V* to = reinterpret_cast<V*>(y + j * y_step);
+        for (int w = 0; w < W; ++w) {
+          const int64_t at = (j * W + w) * N;
+          const Vn newest = merge<quick>(v[w], read<V, N>(odd + at));
+          Vn common = newest;
+          if constexpr (T > 1) {
+            common = read<V, N>(first + at);
+            for (int k = 1; k < T - 1; ++k) common = merge<quick>(read<V, N>(pair[k] + at), common);
+            common = merge<quick>(newest, common);
+            write(first + at, newest);
+          }
+          write(shared + at, common);
+          write(to + w * N, merge<quick>(common, read<V, N>(oldest + at)));
+          write(oldest + at, v[w]);
+        }
+      });
+      for (int k = 1; k < T; ++k) even[k - 1] = even[k];
+      even[T - 1] = oldest;
+      for (int k = 1; k < T - 1; ++k) pair[k - 1] = pair[k];
+      if constexpr (T > 1) pair[T - 2] = first;
+      if (o + 1 == b.o1) break;
+      row(i + 1, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
+        V* to = reinterpret_cast<V*>(y + p_.y.pooled[0] + j * y_step);
+        for (int w = 0; w < W; ++w) {
+          const int64_t at = (j * W + w) * N;
+          write(to + w * N, merge<quick>(v[w], read<V, N>(shared + at)));
+          write(odd + at, v[w]);
+        }
+      });
+    }
+    return nan.any();
+  }
+};
+
+}  // namespace
+}  // namespace ndpool
