@@ -24,19 +24,22 @@ MODELS = "ndpool models 1"  # as torch_models.py writes them
 
 
 def models(document: dict[str, Any]) -> str:
-    """The table of whole models, before and after; with the memory of a device where it was measured."""
-    peaks = any("peak_bytes" in row for row in document["results"])
-    head = ["model", "input", "mode", "PyTorch", "accelerated", "faster", *["peak memory"] * peaks]
+    """The table of whole models, before and after; of a device also what its memory holds."""
+    device = any("peak_bytes" in row for row in document["results"])
+    head = ["model", "input", "mode", "PyTorch", "accelerated", "faster"]
+    head += ["kept for backward", "peak of memory"] if device else []
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in document["results"]:
         before, after = (f"{row[who]['median_s'] * 1e3:.1f} ms" for who in ("torch", "ndpool"))
         cells = [row["model"], "x".join(map(str, row["input"])), row["mode"], before, after]
         cells.append(f"{row['speedup']:.2f}")
-        if peaks:
-            first, then = (row["peak_bytes"][who] / 2**20 for who in ("torch", "ndpool"))
-            cells.append(f"{first:.0f} to {then:.0f} MiB")
+        if device:
+            kept, peak = row.get("saved_for_backward_bytes"), row["peak_bytes"]
+            cells.append(" to ".join(f"{kept[who] / 2**20:.0f}" for who in kept) + " MiB" if kept else "-")
+            # Both ran in one process: what else it held is the same, and left out.
+            cells.append(f"{(peak['ndpool'] - peak['torch']) / 2**20:+.0f} MiB")
         lines.append(f"| {' | '.join(cells)} |")
-    threads = "" if peaks else f", {document['threads']['torch']} threads"
+    threads = "" if device else f", {document['threads']['torch']} threads"
     about = f"{document['processor']}{threads}, PyTorch {document['versions']['torch']}"
     return "\n".join([*lines, "", about])
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
 import platform
 import random
@@ -112,6 +113,7 @@ def summary(times: list[float]) -> dict[str, float]:
 
 def peak(model: torch.nn.Module, step: Callable[..., Any], x: torch.Tensor) -> int:
     """Bytes of the device that were in use at most."""
+    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     step(model, x)
