@@ -23,7 +23,7 @@ template <class Engine> constexpr Kernel kernel_of() { return {Engine::prepare, 
 // for what is trained.
 template <class R, class S> constexpr bool quick =
     (std::is_same_v<R, Max<typename R::V>> && (is_real<typename R::V> || sizeof(S) == 1)) ||
-    std::is_same_v<R, Min<float>> || std::is_same_v<R, Min<std::uint8_t>>;
+    (std::is_same_v<R, Min<float>> && std::is_same_v<S, float>);
 template <class R, class S> constexpr bool quick_codes =
     std::is_same_v<R, Max<typename R::V>> && is_real<typename R::V>;
 

@@ -13,7 +13,9 @@ namespace {
 template <class R, class S, bool coded> struct Lanes {
   using V = typename R::V;
   using C = UnsignedLike<V>;
-  static constexpr int N = wide<V>, broad = vector_bytes == 64 ? (coded || !R::picks ? 8 : 16) : 4;
+  static constexpr int N = wide<V>;
+  static constexpr int broad =
+      vector_bytes == 64 && std::is_same_v<S, float> ? (coded || !R::picks ? 8 : 16) : 4;
   using Vn = Vec<V, N>;
   using Cn = Vec<C, N>;
 
