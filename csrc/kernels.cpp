@@ -1,7 +1,8 @@
 // Compiled once per instruction set (NDPOOL_ISA names it) with that set's flags. Everything below has internal
 // linkage, so that no function compiled for a newer processor can take the place of its namesake elsewhere.
 //
-// Forward:   direct (windows of 2 and 3), strips, tracks, long_sums (the usual ones of stride 1), slide (all of stride 1), blocks (little shared), lanes (channels last), forward (the rest)
+// Forward:   strips, tracks, long_sums (the usual windows of stride 1), slide (all of stride 1),
+//            direct (windows of 2 and 3), blocks (little shared), lanes (channels last), forward (the rest)
 // Backward:  pick, pick_lanes, scatter (maxima), spread (sums), backward (the rest)
 #include "kernels.h"
 
