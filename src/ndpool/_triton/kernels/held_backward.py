@@ -13,10 +13,10 @@ from ndpool._triton.kernels.reducers import even_quotient, quotient, widen
 
 @triton.jit
 def _windows(
+    oh,
     grad,
     offsets,
     d,
-    oh,
     i,
     within,
     row,
@@ -161,6 +161,32 @@ def held_backward_kernel(
     else:
         line = line + w * x_w * X_UNIT
     to = line[:, None] + along
+    given = (
+        grad,
+        offsets,
+        d,
+        i,
+        within,
+        row,
+        live,
+        starts_d,
+        counts_d,
+        first_d,
+        end_d,
+        starts_h,
+        counts_h,
+        starts_w,
+        counts_w,
+        first_w,
+        end_w,
+        y_d,
+        y_h,
+        y_w,
+        kernel_h,
+        kernel_w,
+        divisor,
+        inverse,
+    )
     for run in range(group * each, tl.minimum(group * each + each, runs)):
         # Not carried from run to run: Triton 3.6 takes such a number for one that stays.
         begin = tl.load(runs_h + run)
@@ -170,39 +196,7 @@ def held_backward_kernel(
         total = tl.zeros([LANES, VEC], COMPUTE)
         if PICKS:
             if end_h - first_h == 1:
-                found, taps = _windows(
-                    grad,
-                    offsets,
-                    d,
-                    first_h,
-                    i,
-                    within,
-                    row,
-                    live,
-                    starts_d,
-                    counts_d,
-                    first_d,
-                    end_d,
-                    starts_h,
-                    counts_h,
-                    starts_w,
-                    counts_w,
-                    first_w,
-                    end_w,
-                    y_d,
-                    y_h,
-                    y_w,
-                    kernel_h,
-                    kernel_w,
-                    divisor,
-                    inverse,
-                    MOST_D,
-                    MOST_W,
-                    Y_UNIT,
-                    PICKS,
-                    DIVIDE,
-                    COMPUTE,
-                )
+                found, taps = _windows(first_h, *given, MOST_D, MOST_W, Y_UNIT, PICKS, DIVIDE, COMPUTE)
                 for h in tl.range(begin, end, loop_unroll_factor=4):
                     total = tl.zeros([LANES, VEC], COMPUTE)
                     for m in tl.static_range(MOST_D * MOST_W):
@@ -212,77 +206,13 @@ def held_backward_kernel(
                 for h in range(begin, end):
                     total = tl.zeros([LANES, VEC], COMPUTE)
                     for oh in range(first_h, end_h):
-                        found, taps = _windows(
-                            grad,
-                            offsets,
-                            d,
-                            oh,
-                            i,
-                            within,
-                            row,
-                            live,
-                            starts_d,
-                            counts_d,
-                            first_d,
-                            end_d,
-                            starts_h,
-                            counts_h,
-                            starts_w,
-                            counts_w,
-                            first_w,
-                            end_w,
-                            y_d,
-                            y_h,
-                            y_w,
-                            kernel_h,
-                            kernel_w,
-                            divisor,
-                            inverse,
-                            MOST_D,
-                            MOST_W,
-                            Y_UNIT,
-                            PICKS,
-                            DIVIDE,
-                            COMPUTE,
-                        )
+                        found, taps = _windows(oh, *given, MOST_D, MOST_W, Y_UNIT, PICKS, DIVIDE, COMPUTE)
                         for m in tl.static_range(MOST_D * MOST_W):
                             total += tl.where(taps[m] == h * kernel_w, found[m], 0)
                     tl.store(result + to + h * x_h * X_UNIT, total.to(result.dtype.element_ty), mask=live)
         else:
             for oh in range(first_h, end_h):
-                found, _ = _windows(
-                    grad,
-                    offsets,
-                    d,
-                    oh,
-                    i,
-                    within,
-                    row,
-                    live,
-                    starts_d,
-                    counts_d,
-                    first_d,
-                    end_d,
-                    starts_h,
-                    counts_h,
-                    starts_w,
-                    counts_w,
-                    first_w,
-                    end_w,
-                    y_d,
-                    y_h,
-                    y_w,
-                    kernel_h,
-                    kernel_w,
-                    divisor,
-                    inverse,
-                    MOST_D,
-                    MOST_W,
-                    Y_UNIT,
-                    PICKS,
-                    DIVIDE,
-                    COMPUTE,
-                )
+                found, _ = _windows(oh, *given, MOST_D, MOST_W, Y_UNIT, PICKS, DIVIDE, COMPUTE)
                 for m in tl.static_range(MOST_D * MOST_W):
                     total += found[m]
             value = total.to(result.dtype.element_ty)
