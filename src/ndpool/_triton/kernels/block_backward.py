@@ -39,12 +39,12 @@ def _load(
 
 @triton.jit
 def _outputs(
+    od,
+    oh,
     grad,
     offsets,
     y_base,
     w,
-    od,
-    oh,
     live,
     y_d,
     y_h,
@@ -221,33 +221,36 @@ def block_backward_kernel(
     OUTS: tl.constexpr = VEC if COLUMNS else 1  # blocks of a lane along the last axis
     HEIGHT: tl.constexpr = 1 if LOOP_H else ROWS + MORE_H  # rows of outputs held
     HELD: tl.constexpr = VECTORS * VEC if COLUMNS else 1 + MORE_W  # outputs per row
+    given = (
+        grad,
+        offsets,
+        y_base,
+        w,
+        live,
+        y_d,
+        y_h,
+        y_w,
+        out_d,
+        out_h,
+        out_w,
+        lo_d,
+        hi_d,
+        lo_h,
+        hi_h,
+        lo_w,
+        hi_w,
+        divisor,
+        inverse,
+    )
     g = ()
     taps = ()
     if not LOOP_H:
         for md in tl.static_range(MORE_D + 1):
             for mh in tl.static_range(HEIGHT):
                 v, tap = _outputs(
-                    grad,
-                    offsets,
-                    y_base,
-                    w,
                     bd + (LOW_D + md),
                     strip * ROWS + (LOW_H + mh),
-                    live,
-                    y_d,
-                    y_h,
-                    y_w,
-                    out_d,
-                    out_h,
-                    out_w,
-                    lo_d,
-                    hi_d,
-                    lo_h,
-                    hi_h,
-                    lo_w,
-                    hi_w,
-                    divisor,
-                    inverse,
+                    *given,
                     KD,
                     KH,
                     KW,
@@ -291,27 +294,9 @@ def block_backward_kernel(
                             # Rows of outputs one by one: too many to hold.
                             for mh in range(more_h + 1):
                                 v, tap = _outputs(
-                                    grad,
-                                    offsets,
-                                    y_base,
-                                    w,
                                     bd + (LOW_D + md),
                                     strip + (LOW_H + mh),
-                                    live,
-                                    y_d,
-                                    y_h,
-                                    y_w,
-                                    out_d,
-                                    out_h,
-                                    out_w,
-                                    lo_d,
-                                    hi_d,
-                                    lo_h,
-                                    hi_h,
-                                    lo_w,
-                                    hi_w,
-                                    divisor,
-                                    inverse,
+                                    *given,
                                     KD,
                                     KH,
                                     KW,

@@ -293,6 +293,7 @@ def strip_forward_kernel(
         depth = od * SD + origin_d + td
         inside = live & (depth + zero >= 0) & (depth + zero < size_d)
         plane = x_base + depth * x_d * X_UNIT
+        given = (x, plane, w, x_h, x_w, size_h, size_w, inside, kernel_w)
         rows = ()  # of row r and output q at r * OUTS + q
         row_codes = ()
         # Rows that lie in all windows are looped over where there are many; they stand at ROWS - 1.
@@ -300,17 +301,9 @@ def strip_forward_kernel(
             if r % SH < KH or LOOP_H:
                 row = r + (KH - ROWS) * (r >= ROWS) if LOOP_H else r
                 v, code = _row(
-                    x,
-                    plane,
-                    w,
                     first_h + row,
-                    x_h,
-                    x_w,
-                    size_h,
-                    size_w,
-                    inside,
                     td * KH + row,
-                    kernel_w,
+                    *given,
                     KW,
                     SW,
                     ORIGIN_W,
@@ -333,17 +326,9 @@ def strip_forward_kernel(
                 if LOOP_H and r == ROWS - 1:
                     for more in range(ROWS, kernel_h):
                         later, later_code = _row(
-                            x,
-                            plane,
-                            w,
                             first_h + more,
-                            x_h,
-                            x_w,
-                            size_h,
-                            size_w,
-                            inside,
                             td * KH + more,
-                            kernel_w,
+                            *given,
                             KW,
                             SW,
                             ORIGIN_W,
@@ -430,16 +415,16 @@ def _merge_all(a, a_codes, b, b_codes, N: tl.constexpr, OP: tl.constexpr, CODED:
 
 @triton.jit
 def _row(
+    height,
+    number,
     x,
     plane,
     w,
-    height,
     x_h,
     x_w,
     size_h,
     size_w,
     inside,
-    number,
     kernel_w,
     KW: tl.constexpr,
     SW: tl.constexpr,
