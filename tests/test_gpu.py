@@ -19,7 +19,10 @@ if find_spec("torch") is None or find_spec("triton") is None:
     )
 
 
-@pytest.mark.parametrize("part", ["oracle", "every_way and not adaptive", "not oracle and (adaptive or not every_way)"])
+PARTS = ["oracle", "every_way and not adaptive", "not oracle and (adaptive or not every_way)"]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_kernels(part):
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:warnings", "-o", "addopts=", "-k", part]
     file = str(Path(__file__).with_name("gpu_checks.py"))
