@@ -21,12 +21,17 @@ namespace {
 template <class Engine> constexpr Kernel kernel_of() { return {Engine::prepare, Engine::run}; }
 
 // Which engines pay for the code they make: all of them for floats and bytes, the sliding one for every type, codes
-// for what is trained.
+// for what is trained. Processors without AVX2 are rare by now: they have the engines for what is common.
+#if defined(__x86_64__) && !defined(__AVX2__)
+template <class S> constexpr bool worth_it = std::is_same_v<S, float> || std::is_same_v<S, std::uint8_t>;
+#else
+template <class S> constexpr bool worth_it = true;
+#endif
 template <class R, class S> constexpr bool quick =
-    (std::is_same_v<R, Max<typename R::V>> && (is_real<typename R::V> || sizeof(S) == 1)) ||
-    (std::is_same_v<R, Min<float>> && std::is_same_v<S, float>);
+    worth_it<S> && ((std::is_same_v<R, Max<typename R::V>> && (is_real<typename R::V> || sizeof(S) == 1)) ||
+                    (std::is_same_v<R, Min<float>> && std::is_same_v<S, float>));
 template <class R, class S> constexpr bool quick_codes =
-    std::is_same_v<R, Max<typename R::V>> && is_real<typename R::V>;
+    worth_it<S> && std::is_same_v<R, Max<typename R::V>> && is_real<typename R::V>;
 
 int64_t taps_of(const Problem& p) {
   int64_t n = 1;
@@ -128,8 +133,9 @@ template <class V, class S = V> Kernel sum_of(const Problem& p) {
   if (p.op == Op::sum) {
     if ((long_ones || slides<Sum<V>, false>(p)) && Slide<Sum<V>, false>::serves(p))
       return kernel_of<Slide<Sum<V>, false>>();
-    if (const Kernel found = p.x_type == p.y_type ? quick_engine<Sum<V>, S, false>(p) : Kernel{}; found.run)
-      return found;
+    if constexpr (worth_it<S>)
+      if (const Kernel found = p.x_type == p.y_type ? quick_engine<Sum<V>, S, false>(p) : Kernel{}; found.run)
+        return found;
   }
   return kernel_of<ColumnsFirst<Sum<V>>>();
 }

@@ -224,7 +224,7 @@ def measure(
     with ThreadPoolExecutor(threads) as pool:
         bursts = {name: _repeat(call) for name, call in calls.items()}
         bursts |= _copies(case.moved, threads, pool)
-        # Other libraries' threads spin after their work (OpenMP's for 8 ms) and would slow the next contestant.
+        # Other libraries' threads spin after their work, OpenMP's for 8 ms, and would slow the next one.
         samples = _time(bursts, effort, pause=12e-3 if threads > 1 else 0.0)
     times = {name: _statistics(values) for name, values in samples.items()}
     copies = [times.pop(name) for name in list(times) if name.startswith("copy")]
