@@ -138,7 +138,8 @@ private:
     for (; cols_.out - c >= W * broad; c += W * broad) strip<K, broad, W>(b, c);
     const int64_t left = ceil_div(cols_.out - c, slim);
     if (left == 1) return strip<K, half, 1>(b, c);
-    if (left == 2) return strip<K, half, half == slim ? 2 : 1>(b, c);
+    constexpr int halves = half == slim ? 2 : 1;
+    if (left == 2) return strip<K, half, halves>(b, c);
     if constexpr (W > 2) {
       if (left == 3) return strip<K, half, 3>(b, c);
       if (left >= 6) {
