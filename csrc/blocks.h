@@ -250,7 +250,7 @@ private:
           best = from[0];
           for (int64_t t = 1; t < w.taps; ++t) best = merge(from[t], best);
         }
-        if (!R::picks && p_.divide) best /= divisor(rows, first + o);
+        if constexpr (!R::picks) best = mean(best, divisor(rows, first + o));
         finish(rows, w, first + o, nan, best, *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
       }
     }
@@ -274,6 +274,12 @@ private:
     if constexpr (N >= 8) v = f(shifted<N >= 8 ? 4 : 0>(v, v), v);
     if constexpr (N >= 4) v = f(shifted<N >= 4 ? 2 : 0>(v, v), v);
     return f(shifted<1>(v, v), v);
+  }
+
+  // What a sum becomes: divided or not.
+  template <class T, class By> T mean(T sum, By by) const {
+    sum = from_zero(sum);
+    return p_.divide ? T(sum / by) : sum;
   }
 
   V divisor(const Rows& rows, int64_t o) const {
@@ -306,8 +312,7 @@ private:
 
   // A vector of outputs; false where a zero must be looked at.
   bool put(Vn best, V by, S* y) const {
-    if constexpr (!R::picks)
-      if (p_.divide) best /= by;
+    if constexpr (!R::picks) best = mean(best, by);
     if constexpr (can_be_nan)
       if (any(best == V(0))) return false;
     write_as<N, R::picks, S, V>(y, best);
@@ -346,7 +351,7 @@ private:
       } else {
         for (int64_t j = 0; j < here; ++j) {
           if (can_be_nan && best[j] == V(0)) return o + j;
-          y[o + j] = store_as<S>(!R::picks && p_.divide ? V(best[j] / by) : best[j]);
+          y[o + j] = store_as<S>(R::picks ? best[j] : mean(best[j], by));
         }
       }
     }
@@ -410,8 +415,7 @@ private:
         unzip<N>(columns);  // rows become columns
         for (int t = 0; t < N && j + t < w.taps; ++t) acc = j + t ? merge(columns[t], acc) : columns[t];
       }
-      if constexpr (!R::picks)
-        if (p_.divide) acc /= read<V, N>(by);
+      if constexpr (!R::picks) acc = mean(acc, read<V, N>(by));
       const bool settled =
           !coded && !nan && n == N && even && p_.y.lead[0] == sizeof(S) && rows[0].count() && w.taps;
       if (settled && !(R::picks && is_real<V> && any(acc == V(0)))) {

@@ -13,6 +13,29 @@ constexpr int64_t tile_bytes = 96 * 1024;  // what a worker keeps at hand: well 
 constexpr int64_t least_tile = 64;
 constexpr int group = 4;  // rows folded at a time when there is nothing to keep
 
+// The beginning of plane q of an array.
+static inline char* plane_of(const Problem& p, const Array& array, int64_t q) {
+  char* data = array.data;
+  for (int a = p.n_lead - 1; a >= 0; --a) {
+    data += q % p.lead_shape[a] * array.lead[a];
+    q /= p.lead_shape[a];
+  }
+  return data;
+}
+
+// The kernel of square windows of float32 that move by one in two dimensions; 0 for all others.
+static inline int64_t square_kernel(const Problem& p) {
+  if (p.n_axes != 2 || p.op == Op::lp || p.extra != Extra::none) return 0;
+  if (p.x_type != Dtype::f32 || p.y_type != Dtype::f32) return 0;
+  for (int a = 0; a < 2; ++a) {
+    const Axis& axis = p.axes[a];
+    if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel != p.axes[0].kernel) return 0;
+  }
+  return p.axes[0].kernel;
+}
+
+static inline bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
+
 // Codes to what is stored: bytes, ints, or positions in the plane.
 class Codes {
 public:
@@ -348,7 +371,10 @@ template <class R> struct ColumnsFirst {
 private:
   // From sums to means or norms.
   static void finish(const Problem& p, const Walk<Over::outputs>& walk, int64_t o0, int64_t o1, V* dst) {
-    if (!p.divide) return;
+    if (!p.divide) {
+      for (int64_t j = 0; j < (o1 - o0) * p.lanes; ++j) dst[j] = from_zero(dst[j]);
+      return;
+    }
     int64_t outer = 1, taps = 1;
     for (int a = 0; a < walk.outer(); ++a) outer *= share(walk.axis(a), walk.at(a));
     for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].uncropped;
@@ -366,7 +392,7 @@ private:
       if (by == -1)         // the one quotient that can overflow
         for (int64_t j = 0; j < n; ++j) from[j] = Sum<V>::negated(from[j]);
       else
-        for (int64_t j = 0; j < n; ++j) from[j] = V(from[j] / V(by));
+        for (int64_t j = 0; j < n; ++j) from[j] = V(from_zero(from[j]) / V(by));
     };
     if (p.divisor) return divide(dst, (o1 - o0) * p.lanes, p.divisor);
     const Axis& last = walk.last();

@@ -87,8 +87,7 @@ private:
   };
 
   static int64_t lanes_kept(const Problem& p) {
-    const int64_t taps = p.axes[p.n_axes - 1].kernel;
-    return R::picks ? p.lanes : lanes_summed(taps, p.lanes) * taps;
+    return R::picks ? p.lanes : lanes_summed(p) * p.axes[p.n_axes - 1].kernel;
   }
 
   static void locate(const Problem& p, const Walk<Over::outputs>& walk, Outer& outer, const char*& x) {
@@ -163,7 +162,7 @@ private:
   // Sums of large windows: row by row as they lie in memory; every column's sum so far waits in a near cache.
   static void summed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, S* y,
                      V by, V* sums) {
-    const int64_t share = lanes_summed(taps, p.lanes);
+    const int64_t share = lanes_summed(p);
     for (int64_t c = 0; c < p.lanes; c += share) {
       const int64_t n = least(share, p.lanes - c), first = n < N ? p.lanes - N : c;
       const int64_t vectors = ceil_div(n, N),
@@ -191,16 +190,18 @@ private:
       for (int64_t v = 0; v < vectors; ++v) {
         Vn sum = read<V, N>(sums + v * N);
         for (int64_t t = 1; t < taps; ++t) sum += read<V, N>(sums + (t * vectors + v) * N);
+        sum = from_zero(sum);
         if (p.divide) sum /= by;
         write_as<N, false, S, V>(y + first + least(v * N, rest), sum);
       }
     }
   }
 
-  // How many lanes of that many columns are summed at a time.
-  static int64_t lanes_summed(int64_t taps, int64_t lanes) {
+  // How many lanes are summed at a time: as many for every window, whole or cut off.
+  static int64_t lanes_summed(const Problem& p) {
     constexpr int64_t near = 128 * 1024 / sizeof(V);
-    return least(ceil_div(lanes, N), most(8, near / most(1, taps) / N)) * N;
+    const int64_t taps = most(1, p.axes[p.n_axes - 1].kernel);
+    return least(ceil_div(p.lanes, N), most(8, near / taps / N)) * N;
   }
 
   // All lanes of a tap before the next tap, as they lie in memory; the best so far wait in L1.
@@ -293,8 +294,8 @@ private:
             }
         }
       }
-    } else {  // columns first
-      for (int w = 0; w < W; ++w) best[w] = Vn{};
+    } else {                                       // columns first
+      for (int w = 0; w < W; ++w) best[w] = Vn{};  // also of windows with nothing in them
       for (int64_t t = 0; t < taps && outer.slabs * outer.rows > 0; ++t, x += step) {
         Vn down[W];
         for (int64_t s = 0; s < outer.slabs; ++s)
@@ -305,7 +306,7 @@ private:
               down[w] = s + r ? down[w] + v : v;
             }
           }
-        for (int w = 0; w < W; ++w) best[w] = t ? best[w] + down[w] : down[w];
+        for (int w = 0; w < W; ++w) best[w] += down[w];
       }
       if (p.divide)
         for (int w = 0; w < W; ++w) best[w] /= by;

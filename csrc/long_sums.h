@@ -36,14 +36,8 @@ struct LongSums {
   };
 
   static bool serves(const Problem& p) {
-    if (p.n_axes != 2 || p.lanes != 1 || p.op != Op::sum) return false;
-    if (p.x_type != Dtype::f32 || p.y_type != Dtype::f32) return false;
-    if (p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
-    const int64_t k = p.axes[0].kernel;
-    for (int a = 0; a < 2; ++a) {
-      const Axis& axis = p.axes[a];
-      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel != k) return false;
-    }
+    if (p.lanes != 1 || p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
+    const int64_t k = square_kernel(p);
     return p.axes[1].out >= long_row && (k == 5 || k == 7 || k == 9 || k == 11 || k == 13 || k == 15);
   }
 
@@ -95,26 +89,15 @@ private:
       by_[o] = V(!p.divide ? 1 : p.divisor ? p.divisor : o < cols_.out ? share(cols_, o) : 1);
   }
 
-  char* plane(const Array& array, int64_t q) const {
-    char* data = array.data;
-    for (int64_t a = p_.n_lead - 1; a >= 0; --a) {
-      data += q % p_.lead_shape[a] * array.lead[a];
-      q /= p_.lead_shape[a];
-    }
-    return data;
-  }
-
   template <int K> void all(int64_t begin, int64_t end) {
     const int64_t height = band_rows(p_), step = (Steps<K>::width - Steps<K>::n) * N;
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t q = unit / p_.tiles, o = unit % p_.tiles * height;
       for (int64_t c = 0; c < cols_.out; c += step)
-        tile<K>(plane(p_.x, q), plane(p_.y, q), o, least(rows_.out, o + height), c,
+        tile<K>(plane_of(p_, p_.x, q), plane_of(p_, p_.y, q), o, least(rows_.out, o + height), c,
                 least(cols_.out, c + step));
     }
   }
-
-  bool is_row(int64_t i) const { return std::uint64_t(i) < std::uint64_t(rows_.size); }
 
   // From sums of before(l) columns on; `d` holds the vectors that came last, `s` one of each step.
   template <int K, int l = 0> static Vn across(Vn* s, const Vn* d, Vn v) {
@@ -147,7 +130,7 @@ private:
       const V* x[3];
       const Part<N>* there[3];
       for (int k = 0; k < 3; ++k) {
-        const bool row = is_row(i - k) && i - k >= first;
+        const bool row = within(i - k, rows_) && i - k >= first;
         x[k] = reinterpret_cast<const V*>(plane_x + (row ? i - k : 0) * p_.x.pooled[0]) + c0 + cols_.origin;
         there[k] = row ? inside_ : nowhere_;
       }
@@ -189,6 +172,7 @@ private:
         Vn sum = across<K>(s, d, d[0]);
         if (j < L) continue;
         const int64_t at = (j - L) * N;
+        sum = from_zero(sum);
         if (p_.divide) {
           const Vn by = read<V, N>(by_ + c0 + at) * outer;
           sum /= by == V(0) ? Vn{} + V(1) : by;

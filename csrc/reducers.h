@@ -66,6 +66,9 @@ template <class T> struct Sum {
   }
 };
 
+// What a sum is that began with +0, as PyTorch's does: nothing but -0 adds up to +0.
+template <class T> __attribute__((always_inline)) inline T from_zero(T sum) { return sum + T{}; }
+
 // Values with their codes: the candidate for the best of a window.
 template <class R> inline void merge_coded(typename R::V later, Code code, typename R::V& best, Code& at) {
   const bool better = R::better(later, best);

@@ -21,14 +21,8 @@ template <class R> struct Strips {
   static constexpr int64_t long_row = 6 * broad;
 
   static bool serves(const Problem& p) {
-    if (p.n_axes != 2 || p.lanes != 1 || p.op == Op::lp || p.extra != Extra::none) return false;
-    if (!stored_as<V>(p.x_type) || !stored_as<V>(p.y_type)) return false;
-    if (p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
-    const int64_t k = p.axes[0].kernel;
-    for (int a = 0; a < 2; ++a) {
-      const Axis& axis = p.axes[a];
-      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel != k) return false;
-    }
+    if (p.lanes != 1 || p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
+    const int64_t k = square_kernel(p);
     return k == 3 || (R::picks && (k == 5 || k == 7 || k == 9 || k == 13));
   }
 
@@ -103,22 +97,12 @@ private:
     }
   }
 
-  char* plane(const Array& array, int64_t q) const {
-    char* data = array.data;
-    if (p_.n_lead == 1) return data + q * array.lead[0];
-    for (int64_t a = p_.n_lead - 1; a >= 0; --a) {
-      data += q % p_.lead_shape[a] * array.lead[a];
-      q /= p_.lead_shape[a];
-    }
-    return data;
-  }
-
   template <int K> void all(int64_t begin, int64_t end) {
     const int64_t planes = group(p_), height = band_rows(p_);
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t q = unit / p_.tiles * planes, o = unit % p_.tiles * height;
-      Band b{plane(p_.x, q), plane(p_.y, q) + o * p_.y.pooled[0], o, least(height, rows_.out - o),
-             least(planes, p_.planes - q)};
+      Band b{plane_of(p_, p_.x, q), plane_of(p_, p_.y, q) + o * p_.y.pooled[0], o,
+             least(height, rows_.out - o), least(planes, p_.planes - q)};
       if (!R::picks || cols_.out < long_row) {
         band<K>(b);
         continue;
@@ -170,8 +154,6 @@ private:
     return reinterpret_cast<T*>(reinterpret_cast<Byte*>(p) + bytes);
   }
 
-  bool is_row(int64_t i) const { return std::uint64_t(i) < std::uint64_t(rows_.size); }
-
   // Where the windows of column c begin in row i of a plane.
   const V* at(const char* x, int64_t i, int64_t c) const {
     return reinterpret_cast<const V*>(x + i * p_.x.pooled[0]) + c + cols_.origin;
@@ -218,12 +200,12 @@ private:
       V* y = reinterpret_cast<V*>(b.y + q * p_.y.lead[0]) + c;
       const auto next = [&](Vn* h) __attribute__((always_inline)) {
         Vn v[W + 1];
-        if (is_row(i)) {
+        if (within(i, rows_)) {
           for (int w = 0; w <= W; ++w) v[w] = there[w].read(x + w * N, init);
           for (int w = 0; w <= W; w += 2) nan.meet(v[w], v[w < W ? w + 1 : w]);
           across<K, W, quick>(v);
         }
-        for (int w = 0; w < W; ++w) h[w] = is_row(i) ? v[w] : init;
+        for (int w = 0; w < W; ++w) h[w] = within(i, rows_) ? v[w] : init;
         ++i;
         x = further(x, x_pitch);
       };
@@ -299,8 +281,9 @@ private:
     }
     Met<N> nan;
     const auto two_rows = [&](int64_t i, auto&& f) __attribute__((always_inline)) {
-      const V *x = at(b.x, is_row(i) ? i : 0, c0), *z = at(b.x, is_row(i + 1) ? i + 1 : 0, c0);
-      const Part<N>*of_x = is_row(i) ? inside_ : nowhere_, *of_z = is_row(i + 1) ? inside_ : nowhere_;
+      const V *x = at(b.x, within(i, rows_) ? i : 0, c0), *z = at(b.x, within(i + 1, rows_) ? i + 1 : 0, c0);
+      const Part<N>*of_x = within(i, rows_) ? inside_ : nowhere_,
+            *of_z = within(i + 1, rows_) ? inside_ : nowhere_;
       Vn before_x[L], before_z[L];
       for (int l = 0; l < L; ++l) before_x[l] = before_z[l] = init;
       for (int64_t j = 0; j < n + L; ++j) {
@@ -358,7 +341,7 @@ private:
       const V* x = at(b.x + q * p_.x.lead[0], i, c);
       V* y = reinterpret_cast<V*>(b.y + q * p_.y.lead[0]) + c;
       const auto next = [&](Vn* v) __attribute__((always_inline)) {
-        const bool row = is_row(i);
+        const bool row = within(i, rows_);
         for (int w = 0; w <= W; ++w) v[w] = row ? there[w].read(x + w * N) : Vn{};
         ++i;
         x = further(x, x_pitch);
@@ -377,6 +360,7 @@ private:
         const V outer = even ? V(1) : V(share(rows_, b.o + r));
         for (int w = 0; w < W; ++w) {
           Vn sum = down[w] + shifted<1>(down[w], down[w + 1]) + shifted<2>(down[w], down[w + 1]);
+          sum = from_zero(sum);
           if constexpr (even) {
             if (p_.divide) sum /= all;
           } else {

@@ -19,14 +19,8 @@ template <class R> struct Tracks {
   using Vn = Vec<V, N>;
 
   static bool serves(const Problem& p) {
-    if (p.n_axes != 2 || p.lanes < N || p.op == Op::lp || p.extra != Extra::none) return false;
-    if (!stored_as<V>(p.x_type) || !stored_as<V>(p.y_type)) return false;
-    if (p.x.lane != sizeof(V) || p.y.lane != sizeof(V)) return false;
-    const int64_t k = p.axes[0].kernel;
-    for (int a = 0; a < 2; ++a) {
-      const Axis& axis = p.axes[a];
-      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel != k) return false;
-    }
+    if (p.lanes < N || p.x.lane != sizeof(V) || p.y.lane != sizeof(V)) return false;
+    const int64_t k = square_kernel(p);
     return k == 3 || (R::picks && (k == 5 || k == 7));
   }
 
@@ -52,7 +46,7 @@ template <class R> struct Tracks {
     const int64_t n = R::picks ? chunks(p) : 1, height = band_rows(p);
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t q = unit / n / p.tiles, o = unit / n % p.tiles * height;
-      const Band b{work.plane(p.x, q), work.plane(p.y, q), o, least(p.axes[0].out, o + height)};
+      const Band b{plane_of(p, p.x, q), plane_of(p, p.y, q), o, least(p.axes[0].out, o + height)};
       if constexpr (R::picks)
         work.on_lanes(unit % n, b, [&]<int W>(const Band& lanes) { work.template maxima<W>(lanes); });
       else
@@ -75,15 +69,6 @@ private:
   Tracks(const Problem& p, char* memory)
       : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), lines_(reinterpret_cast<V*>(memory)) {
     for (int64_t j = 0; j < line && !R::picks; ++j) lines_[7 * line + j] = 0;
-  }
-
-  char* plane(const Array& array, int64_t q) const {
-    char* data = array.data;
-    for (int64_t a = p_.n_lead - 1; a >= 0; --a) {
-      data += q % p_.lead_shape[a] * array.lead[a];
-      q /= p_.lead_shape[a];
-    }
-    return data;
   }
 
   // The lanes of a chunk: f is told how many vectors, and where they begin.
@@ -153,6 +138,7 @@ private:
           const int64_t at = least(l, lanes - N);
           for (int h = 0; h < 2; ++h) {
             Vn sum = read<V, N>(left + h * line + at) + read<V, N>(middle + h * line + at) + down(at, h);
+            sum = from_zero(sum);
             if (p_.divide) sum /= by[h];
             write(to[h] + at, sum);
           }
@@ -169,8 +155,6 @@ private:
     if (!careful_ && !best<K, W, true>(b, c0, c1)) return;
     careful_ = best<K, W, false>(b, c0, c1);
   }
-
-  static bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
 
   template <bool quick> static Vn merge(Vn later, Vn best) {
     auto better = R::beats(later, best);

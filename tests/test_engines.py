@@ -106,6 +106,20 @@ def test_averages(isa, dtype, last, odd):
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_nothing_but_negative_zeros_adds_up_to_zero(isa, dtype, last):
+    more = [((2, 9, 7, 7), (1, 2)), ((3, 7, 7, 7), (3, 2, 1))]
+    calls = [("avg_pool2d", shape, args) for shape, args in SLIDING + more]
+    calls += [("adaptive_avg_pool2d", shape, (size,)) for shape, size in ADAPTIVE]
+    for name, shape, args in calls:
+        x = data(shape, dtype, last, odd=False)
+        same(
+            getattr(ndpool, name)(-torch.zeros_like(x), *args),
+            getattr(torch.nn.functional, name)(-torch.zeros_like(x), *args),
+        )
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 def test_gradients(isa, last):
     for shape, args in SLIDING:
         x = data(shape, torch.float32, last, odd=False).requires_grad_()

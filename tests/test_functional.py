@@ -144,3 +144,13 @@ def test_many_small_planes(shape, kernel, stride, padding, dtype):
     for result in (whole, out):
         for plane, got in zip(x, result, strict=True):
             np.testing.assert_array_equal(got, ndpool.max_pool2d(plane[None], kernel, stride, padding)[0])
+
+
+def test_averages_of_many_channels_and_uneven_windows():
+    """Windows of fewer columns than the widest take no more memory than that one."""
+    x = np.random.default_rng(5).integers(-50, 50, (1, 13, 53, 4096)).astype(np.float32)
+    y = ndpool.adaptive_avg_pool2d(np.moveaxis(x, -1, 1), (2, 6))
+    for i, rows in enumerate([slice(0, 7), slice(6, 13)]):
+        for j in range(6):
+            columns = slice(j * 53 // 6, -(-(j + 1) * 53 // 6))
+            np.testing.assert_allclose(y[0, :, i, j], x[0, rows, columns].mean((0, 1)), rtol=1e-6, atol=1e-6)

@@ -275,7 +275,6 @@ def test_windows_that_move_by_one_at_every_width(k, reduce):
 @pytest.mark.parametrize("k", [3, 5, 7])
 @pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
 def test_channels_last_changes_no_bit(k, reduce):
-    """But for the sign of a sum of nothing but negative zeros, which padding may turn."""
     sizes = [(1, 1), (2, 5), (7, 3), (30, 2), (4, 41)]
     for lanes, (height, width) in product([4, 7, 16, 17, 64, 70, 530], sizes):
         x = plain((3, height, width, lanes), np.float32, lanes + width)
@@ -285,10 +284,7 @@ def test_channels_last_changes_no_bit(k, reduce):
             if reduce == "avg":
                 options["count_include_pad"] = lanes % 2 == 0
             want = np.moveaxis(ndpool.pool(np.moveaxis(x, -1, 1).copy(), (k, k), **options), 1, -1)
-            got = ndpool.pool(x, (k, k), axes=(1, 2), **options)
-            if reduce in ("avg", "sum"):
-                got, want = got + np.float32(0), want + np.float32(0)
-            assert_exact(got, want)
+            assert_exact(ndpool.pool(x, (k, k), axes=(1, 2), **options), want)
 
 
 def test_images_whose_sizes_do_not_divide():
