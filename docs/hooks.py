@@ -4,6 +4,7 @@
 - ``<!-- bench:NAME -->`` becomes the table under this mark in README.md, made by `benchmarks/generate.py`.
 - ``<!-- bench:rest -->`` becomes those that the page does not have yet, each with the sentence before it.
 - ``<!-- cases:NAME -->`` becomes a table of every case in ``benchmarks/results/NAME.json``.
+- ``<iframe src="FILE" data-state="STATE"`` gets its file: the explorer's page of that state.
 - A built page that asks another host for a script, style, font or image fails the build.
 """
 
@@ -25,12 +26,14 @@ from mkdocs.structure.files import File, Files
 
 import ndpool.plot
 from ndpool._bench import report
+from ndpool._explore.page import page as explorer_page
 
 ROOT = Path(__file__).resolve().parents[1]
 X = "\N{MULTIPLICATION SIGN}"
 PLOT = re.compile(r"^!\[(?P<words>[^\]]+)\]\(plot:(?P<call>.+)\)$", re.MULTILINE)
 BENCH = re.compile(r"<!-- bench:(?P<name>[\w-]+) -->")
 CASES = re.compile(r"^(?P<indent> *)<!-- cases:(?P<name>[\w-]+) -->$", re.MULTILINE)
+STATE = re.compile(r'<iframe src="(?P<path>[^"]+)" data-state="(?P<state>[^"]+)"')
 STYLE_URL = re.compile(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")\s]+)")
 SCOPE = {"np": np, "windows": ndpool.plot.windows, "benchmark": ndpool.plot.benchmark}
 SCOPE["RESULTS"] = ROOT / "benchmarks" / "results"
@@ -104,6 +107,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             images.append(f"![{match['words']}]({up}{path}#only-{theme})")
         return "\n".join([*images, "{: .picture }"])
 
+    for match in STATE.finditer(markdown):
+        files.append(File.generated(config, match["path"], content=explorer_page(match["state"])))
     markdown = markdown.replace("<!-- bench:rest -->", rest(markdown))
     markdown = BENCH.sub(lambda match: bench(match["name"]), markdown)
     markdown = CASES.sub(lambda match: indent(cases(match["name"]), match["indent"]), markdown)

@@ -23,6 +23,7 @@ import pytest
 
 import ndpool
 from ndpool import _cli
+from ndpool._explore.page import page as explorer_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -216,6 +217,8 @@ def test_site_builds_strictly_and_stands_alone(hooks, tmp_path):
     pages = {page.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for page in PAGES[1:]}
     assert pages <= found | {"index.html"}
     assert list((tmp_path / "assets" / "plots").glob("*-dark.svg"))
+    frame = hooks.STATE.search((ROOT / "docs" / "explorer.md").read_text(encoding="utf-8"))
+    assert (tmp_path / frame["path"]).read_text(encoding="utf-8") == explorer_page(frame["state"])
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None or not shutil.which("chromedriver") or not importlib.util.find_spec("selenium"):
         pytest.skip("the site was built, but not searched: no Chromium with its driver, or no Selenium")

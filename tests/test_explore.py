@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import urlencode
 
 import numpy as np
@@ -582,13 +581,6 @@ def test_export_over_http_is_the_same(server):
     status, headers, body = ask(server, "GET", "/api/export?reduce=min")
     assert (status, headers["Content-Disposition"]) == (200, "attachment")
     assert body.decode() == page("reduce=min")
-
-
-def test_page_in_the_documentation_is_current():
-    path = Path(__file__).parents[1] / "docs" / "assets" / "explorer" / "windows.html"
-    state = "reduce=avg&count_include_pad=0&play=1"
-    told = f"ndpool explore --export {path} --state '{state}' brings it up to date"
-    assert path.read_text(encoding="utf-8") == page(state), told
 
 
 def test_export_that_cannot_be_written_is_told(tmp_path, capsys):

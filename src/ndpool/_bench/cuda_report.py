@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
-from xml.etree import ElementTree as ET
 
 from ndpool._bench.cuda_cases import CUDA_CASES
-from ndpool._bench.report import _STYLE, _X, _add, _columns, _factor, _range, geometric_mean
+from ndpool._bench.report import _X, Scale, _columns, _factor, _range, bar_chart, geometric_mean
 
 Document = dict[str, Any]
 _PEERS = ("PyTorch", "torch.compile", "JAX", "CuPy")
 _OWN_LIST = CUDA_CASES[0].network
 SERIES = (("ndpool", "ours"), ("torch.compile", "peer"), ("PyTorch", "torch"))
-_NAMES, _WIDTH, _BAR, _STEP, _TOP, _FOOT = 230, 460, 9, 40, 96, 46
 
 
 class Row(NamedTuple):
@@ -77,12 +75,7 @@ def table(document: Document) -> str:
 
 def summary(document: Document) -> str:
     """The means, what is slower than a peer, the machine, and who could not take part."""
-    lines = [*means(document), ""]
-    for row in rows(document):
-        for name in _PEERS:
-            factor = row.over(name)
-            if factor is not None and factor < 1:
-                lines.append(f"slower than {name}: {row.name} ({_factor(factor)})")
+    lines = [*means(document), "", *(slower(document, name) for name in _PEERS)]
     lines += [machine_line(document), *(f"{name}: {why}" for name, why in document["missing"].items())]
     for result in document["results"]:
         lines += [f"{result['name']}: {name}: {why}" for name, why in result["notes"].items()]
@@ -113,6 +106,14 @@ def means(document: Document) -> list[str]:
     return lines
 
 
+def slower(document: Document, peer: str) -> str:
+    """The cases in which a peer is faster, the worst first."""
+    every = rows(document)
+    found = sorted((factor, row.name) for row in every if (factor := row.over(peer) or 1.0) < 1)
+    shown = ", ".join(f"{name} ({_factor(factor)})" for factor, name in found) or "none"
+    return f"Slower than {peer}, of {len(every)} cases: {shown}"
+
+
 def machine_line(document: Document) -> str:
     """Device, its copy's bandwidth, and versions in one line."""
     shown = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
@@ -132,7 +133,9 @@ def markdown(document: Document) -> str:
         cells += [_range(row.over("PyTorch") for row in half) for half in halves]
         cells += [_range(row.over(name) for row in own) for name in ("torch.compile", "JAX")]
         lines.append(f"| {' | '.join((group, *cells))} |")
-    return "\n\n".join(["\n".join(lines), *means(document), machine_line(document)])
+    return "\n\n".join(
+        ["\n".join(lines), *means(document), slower(document, "PyTorch"), machine_line(document)]
+    )
 
 
 def class_means(document: Document) -> dict[str, tuple[float | None, ...]]:
@@ -155,36 +158,9 @@ def chart_note(document: Document) -> str:
 
 def chart(document: Document) -> str:
     """An SVG of the shares of the copy's bandwidth, by class."""
-    bars = class_means(document)
-    width, height = _NAMES + _WIDTH + 60, _TOP + _STEP * len(bars) + _FOOT
-    root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
-    root.attrib.update(width=str(width), height=str(height), viewBox=f"0 0 {width} {height}")
-    title = chart_title(document)
-    _add(root, "title", title)
-    _add(root, "style", _STYLE)
-    _add(root, "rect", class_="page", width=width, height=height, rx=12)
-    _add(root, "text", title, class_="title", x=16, y=30)
-    for number, (text, name) in enumerate(SERIES):
-        _add(root, "rect", class_=name, x=16 + 150 * number, y=44, width=12, height=12, rx=2)
-        _add(root, "text", text, x=34 + 150 * number, y=54)
-    bottom = _TOP + _STEP * len(bars)
-    for tenth in range(0, 11, 2):
-        x = _NAMES + _WIDTH * tenth / 10
-        _add(root, "line", class_="floor" if tenth == 10 else "grid", x1=x, x2=x, y1=_TOP - 8, y2=bottom)
-        _add(root, "text", f"{10 * tenth} %", class_="tick", x=x, y=_TOP - 14)
-    for line, (group, values) in enumerate(bars.items()):
-        top = _TOP + _STEP * line + 4
-        _add(root, "text", group, class_="name", x=_NAMES - 10, y=top + 1.5 * _BAR + 6)
-        for number, value in enumerate(values):
-            if value is not None:
-                y, length = top + number * (_BAR + 2), _WIDTH * min(value, 1.05)
-                style = SERIES[number][1]
-                _add(root, "rect", class_=style, x=_NAMES, y=y, width=f"{length:.1f}", height=_BAR)
-                place = {"x": f"{_NAMES + length + 4:.1f}", "y": y + _BAR - 1}
-                _add(root, "text", _percent(value), class_="value", **place)
-    _add(root, "text", chart_note(document), class_="note", x=16, y=height - 18)
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode") + "\n"
+    ticks = [(f"{10 * tenth} %", tenth / 10, tenth == 10) for tenth in range(0, 11, 2)]
+    scale = Scale(230, 460, lambda share: min(share, 1.05), ticks, _percent)
+    return bar_chart(chart_title(document), chart_note(document), SERIES, class_means(document), scale)
 
 
 def _groups(document: Document) -> dict[str, list[Row]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import exp, log, log10
 from typing import Any, NamedTuple, TextIO
 from xml.etree import ElementTree as ET
@@ -230,7 +230,7 @@ def progress_bar(stream: TextIO) -> Callable[[int, int, str], None]:
 
 
 SERIES = (("ndpool", "ours"), ("best peer", "peer"), ("PyTorch, contiguous", "torch"))
-_NAMES, _WIDTH, _BAR, _STEP, _TOP, _FOOT = 170, 520, 9, 40, 96, 46
+_BAR, _STEP, _TOP, _FOOT = 9, 40, 96, 46
 _STYLE = """
   text { font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 12px; fill: #1f2328 }
   .title { font-size: 16px; font-weight: 600 }
@@ -282,46 +282,68 @@ def chart_note(document: Document) -> str:
     return f"Geometric means over the cases of a class. {measured}"
 
 
+class Scale(NamedTuple):
+    """How a chart lays out its bars: the widths of names and bars, and lengths as parts of the latter."""
+
+    names: int
+    width: int
+    length: Callable[[float], float]
+    ticks: list[tuple[str, float, bool]]  # text, value, whether it is the floor
+    text: Callable[[float], str]
+
+
+def bar_chart(
+    title: str,
+    note: str,
+    series: Sequence[tuple[str, str]],
+    bars: dict[str, tuple[float | None, ...]],
+    scale: Scale,
+) -> str:
+    """An SVG with a bar for each of the series, by class."""
+    names, bottom = scale.names, _TOP + _STEP * len(bars)
+    width, height = names + scale.width + 60, bottom + _FOOT
+    root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
+    root.attrib.update(width=str(width), height=str(height), viewBox=f"0 0 {width} {height}")
+    _add(root, "title", title)
+    _add(root, "style", _STYLE)
+    _add(root, "rect", class_="page", width=width, height=height, rx=12)
+    _add(root, "text", title, class_="title", x=16, y=30)
+    for number, (text, name) in enumerate(series):
+        _add(root, "rect", class_=name, x=16 + 150 * number, y=44, width=12, height=12, rx=2)
+        _add(root, "text", text, x=34 + 150 * number, y=54)
+    for text, value, floor in scale.ticks:
+        x = f"{names + scale.width * scale.length(value):.1f}"
+        _add(root, "line", class_="floor" if floor else "grid", x1=x, x2=x, y1=_TOP - 8, y2=bottom)
+        _add(root, "text", text, class_="tick", x=x, y=_TOP - 14)
+    for line, (group, values) in enumerate(bars.items()):
+        top = _TOP + _STEP * line + 4
+        _add(root, "text", group, class_="name", x=names - 10, y=top + 1.5 * _BAR + 6)
+        for number, bar in enumerate(values):
+            if bar is None:
+                continue
+            y, length = top + number * (_BAR + 2), scale.width * scale.length(bar)
+            _add(root, "rect", class_=series[number][1], x=names, y=y, width=f"{length:.1f}", height=_BAR)
+            place = {"x": f"{names + length + 4:.1f}", "y": y + _BAR - 1}
+            _add(root, "text", scale.text(bar), class_="value", **place)
+    _add(root, "text", note, class_="note", x=16, y=height - 18)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode") + "\n"
+
+
 def chart(document: Document) -> str:
     """An SVG of whole calls as multiples of the floor, by class, for the largest number of threads."""
     threads = max(document["threads"])
     bars = class_means(document, threads)
     known = [value for values in bars.values() for value in values if value is not None]
     decades = max(1, -int(-log10(max(known, default=10)) // 1))
-    width, height = _NAMES + _WIDTH + 60, _TOP + _STEP * len(bars) + _FOOT
 
-    def at(value: float) -> float:
+    def length(value: float) -> float:
         # Half a decade below the floor has room, so that a bar at the floor is seen.
-        return _NAMES + _WIDTH * (min(max(log10(value), -0.5), decades) + 0.5) / (decades + 0.5)
+        return (min(max(log10(value), -0.5), decades) + 0.5) / (decades + 0.5)
 
-    root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", role="img")
-    root.attrib.update(width=str(width), height=str(height), viewBox=f"0 0 {width} {height}")
-    title = chart_title(threads)
-    _add(root, "title", title)
-    _add(root, "style", _STYLE)
-    _add(root, "rect", class_="page", width=width, height=height, rx=12)
-    _add(root, "text", title, class_="title", x=16, y=30)
-    for number, (text, name) in enumerate(SERIES):
-        _add(root, "rect", class_=name, x=16 + 150 * number, y=44, width=12, height=12, rx=2)
-        _add(root, "text", text, x=34 + 150 * number, y=54)
-    bottom = _TOP + _STEP * len(bars)
-    for decade in range(decades + 1):
-        x = f"{at(10**decade):.1f}"
-        _add(root, "line", class_="grid" if decade else "floor", x1=x, x2=x, y1=_TOP - 8, y2=bottom)
-        _add(root, "text", f"{10**decade}{_X}" if decade else "floor", class_="tick", x=x, y=_TOP - 14)
-    for line, (group, values) in enumerate(bars.items()):
-        top = _TOP + _STEP * line + 4
-        _add(root, "text", group, class_="name", x=_NAMES - 10, y=top + 1.5 * _BAR + 6)
-        for number, value in enumerate(values):
-            if value is None:
-                continue
-            y, length = top + number * (_BAR + 2), at(value) - _NAMES
-            _add(root, "rect", class_=SERIES[number][1], x=_NAMES, y=y, width=f"{length:.1f}", height=_BAR)
-            place = {"x": f"{_NAMES + length + 4:.1f}", "y": y + _BAR - 1}
-            _add(root, "text", _factor(value), class_="value", **place)
-    _add(root, "text", chart_note(document), class_="note", x=16, y=height - 18)
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode") + "\n"
+    ticks = [(f"{10**n}{_X}" if n else "floor", 10.0**n, n == 0) for n in range(decades + 1)]
+    scale = Scale(170, 520, length, ticks, _factor)
+    return bar_chart(chart_title(threads), chart_note(document), SERIES, bars, scale)
 
 
 def _add(parent: ET.Element, tag: str, text: str | None = None, **attributes: object) -> ET.Element:
