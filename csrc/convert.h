@@ -73,7 +73,7 @@ template <class V> Load<V> loader(Dtype type, bool widening) {
       break;
     }
   }
-  if constexpr (sizeof(V) == 8) {
+  if constexpr (is_real<V> || sizeof(V) == 8) {
     if (widening) switch (type) {
       case Dtype::b8:
       case Dtype::u8:
@@ -84,6 +84,12 @@ template <class V> Load<V> loader(Dtype type, bool widening) {
         return load_row<std::uint16_t, V>;
       case Dtype::i16:
         return load_row<std::int16_t, V>;
+      default:
+        break;
+      }
+  }
+  if constexpr (sizeof(V) == 8) {
+    if (widening) switch (type) {
       case Dtype::u32:
         return load_row<std::uint32_t, V>;
       case Dtype::i32:
@@ -113,7 +119,8 @@ template <class V> Store<V> storer(Dtype type, bool widening) {
     default:
       break;
     }
-  } else if constexpr (sizeof(V) == 8) {
+  }
+  if constexpr (is_real<V> || sizeof(V) == 8) {
     if (widening) switch (type) {
       case Dtype::u8:
         return store_row<V, std::uint8_t>;
@@ -141,6 +148,8 @@ template <class V> Store<V> storer(Dtype type, bool widening) {
 template <class T> constexpr Dtype dtype_of() {
   if constexpr (std::is_same_v<T, float>) return Dtype::f32;
   if constexpr (std::is_same_v<T, double>) return Dtype::f64;
+  if constexpr (std::is_same_v<T, f16>) return Dtype::f16;
+  if constexpr (std::is_same_v<T, bf16>) return Dtype::bf16;
   if constexpr (std::is_integral_v<T>) {
     constexpr int log2 = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
     return Dtype(1 + 2 * log2 + std::is_unsigned_v<T>);

@@ -14,6 +14,7 @@ namespace ndpool {
 namespace {
 
 constexpr int most_rows = 27;  // of one window
+constexpr int spread = -1;     // stands for any number of rows whose taps are not neighbours
 constexpr int64_t calm_rows =
     32;  // done the exact way after a NaN was met, before the quick way is tried again
 
@@ -29,6 +30,8 @@ template <class S> struct Strip {
   int64_t y_step, by;       // by: what the outer axes contribute to the divisor
   char* extra;              // codes or positions of the first row, as dense as y
   int64_t base, base_step;  // position of the first row's first window, and how much later the next row's is
+  int64_t tap;              // elements from one tap of a row to the next
+  Code tap_code;
 };
 
 // One vector of outputs: which of its elements lie inside, the first of them, and its divisors.
@@ -75,6 +78,17 @@ template <class R, class S, bool coded> struct Direct {
     }
   }
 
+  // Every other element, N of them.
+  template <int N> __attribute__((always_inline)) static inline Vn<N> read_evens(const S* x) {
+    if constexpr (std::is_same_v<S, bf16>)
+      return reinterpret_cast<Vn<N>>(read<std::uint32_t, N>(reinterpret_cast<const std::uint32_t*>(x)) << 16);
+    else if constexpr (sizeof(S) == 1)
+      return reinterpret_cast<Vn<N>>(__builtin_convertvector(
+          read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x)), Vec<std::uint8_t, N>));
+    else
+      return evens(read_as<V, N>(x), read_as<V, N>(x + N));
+  }
+
   // The elements under the taps of N neighbouring windows of a row; `all` has every one of them in it, but for the
   // last window's last tap. Nothing beyond that is read.
   template <int K, int Stride, int N>
@@ -90,6 +104,11 @@ template <class R, class S, bool coded> struct Direct {
       taps[0] = reinterpret_cast<Vn<N>>(words << 16);
       taps[1] = reinterpret_cast<Vn<N>>(words & 0xffff0000u);
       all = taps[0] + taps[1];
+    } else if constexpr (sizeof(S) == 1 && !std::is_same_v<S, V>) {
+      const auto words = __builtin_convertvector(
+          read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x)), Vec<std::int32_t, N>);
+      taps[0] = __builtin_convertvector(words & 255, Vn<N>);
+      taps[1] = __builtin_convertvector(words >> 8, Vn<N>);
     } else if constexpr (sizeof(S) == 1) {  // of a word, too
       const auto words = read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x));
       taps[0] = reinterpret_cast<Vn<N>>(__builtin_convertvector(words, Vec<std::uint8_t, N>));
@@ -109,10 +128,18 @@ template <class R, class S, bool coded> struct Direct {
   __attribute__((always_inline)) static inline Best<N> windows(const Strip<S>& strip, const S* const* rows,
                                                                int64_t shift, const Mask<V, N>* mask,
                                                                Vn<N>& poison, Best<N>* carry) {
-    const int n = Rows ? Rows : strip.n_rows;
+    const int n = Rows > 0 ? Rows : strip.n_rows;
+    const C unit = Rows == spread ? C(strip.tap_code) : C(1);
     const auto read_row = [&](int r, Vn<N>(&taps)[K]) __attribute__((always_inline)) {
-      Vn<N> all;
-      read_taps<K, Stride, N>(rows[r] + shift, taps, all);
+      Vn<N> all{};
+      if constexpr (Rows == spread) {
+        for (int t = 0; t < K; ++t) {
+          taps[t] = read_evens<N>(rows[r] + shift + t * strip.tap);
+          all += taps[t];
+        }
+      } else {
+        read_taps<K, Stride, N>(rows[r] + shift, taps, all);
+      }
       if (Stride == 2 && strip.far)  // the same place of the next output row
         for (int line = 0; line < int(sizeof(S)) * Stride * N; line += 64)
           __builtin_prefetch(reinterpret_cast<const char*>(rows[r] + shift + strip.step) + line);
@@ -132,12 +159,12 @@ template <class R, class S, bool coded> struct Direct {
         across.value = taps[0];
         if constexpr (coded) across.code = Cn<N>{} + C(strip.codes[r]);
         if constexpr (masked) {  // the first tap inside, even if it is no better than nothing
-          if constexpr (coded) across.code = mask->lead + C(strip.codes[r]);
+          if constexpr (coded) across.code = mask->lead * unit + C(strip.codes[r]);
         }
         for (int t = 1; t < K; ++t) {
           Best<N> later;
           later.value = taps[t];
-          if constexpr (coded) later.code = Cn<N>{} + C(strip.codes[r] + t);
+          if constexpr (coded) later.code = Cn<N>{} + (C(strip.codes[r]) + C(t) * unit);
           merge<quick>(later, across);
         }
         if (r)
@@ -247,9 +274,8 @@ template <class R, class S, bool coded> struct Direct {
   template <int K, int Stride, int Rows, int N, bool quick, bool by_rows>
   static int64_t sweep(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
                        const Carry& carry) {
-    constexpr int most_here = Rows ? Rows : most_rows;
-    const S* rows[most_here];
-    const int n_rows = Rows ? Rows : strip.n_rows;
+    const S* rows[Rows > 0 ? Rows : most_rows];
+    const int n_rows = Rows > 0 ? Rows : strip.n_rows;
     for (int r = 0; r < n_rows; ++r) rows[r] = strip.rows[r] + row.origin;
     const Divide divide(p, strip.by * K);
     for (int64_t i = 0; i < strip.count; ++i) {
@@ -293,7 +319,7 @@ template <class R, class S, bool coded> struct Direct {
     };
     const int64_t o = across_row<N>(row, plain, cut);
     // The one tap of each row that no sum holds; a window that is cut off has none there.
-    if constexpr (quick && can_be_nan && K == 3 && Stride == 2)
+    if constexpr (quick && can_be_nan && K == 3 && Stride == 2 && Rows != spread)
       if (o < row.out || row.whole.hi >= row.out)
         for (int r = carried; r < (Rows ? Rows : strip.n_rows); ++r) poison += load_as<V>(rows[r][2 * o]);
   }
@@ -411,12 +437,12 @@ template <class R, class S, bool coded> struct Direct {
         const Window w = window(a, o);
         const int64_t shift = i * strip.step + w.start, element = i * strip.y_step + o;
         V best = R::init();
-        Code code = strip.codes[0] + Code(w.lead);
+        Code code = strip.codes[0] + Code(w.lead) * strip.tap_code;
         if constexpr (R::picks) {
           for (int r = 0; r < strip.n_rows; ++r)
             for (int64_t t = 0; t < w.taps; ++t)
-              merge_coded<R>(load_as<V>(strip.rows[r][shift + t]), strip.codes[r] + Code(w.lead + t), best,
-                             code);
+              merge_coded<R>(load_as<V>(strip.rows[r][shift + t * strip.tap]),
+                             strip.codes[r] + Code(w.lead + t) * strip.tap_code, best, code);
         } else {
           for (int64_t t = 0; t < w.taps; ++t) {
             V down = load_as<V>(strip.rows[0][shift + t]);
@@ -455,9 +481,9 @@ template <class R, class S, bool coded> struct DirectRows {
       rows *= p.axes[a].kernel;
     }
     if (p.n_axes > 3 || p.lanes != 1 || !last.regular() || rows > most_rows ||
-        last.kernel != last.uncropped || last.step != 1 || last.stride > 2 || last.kernel < 2 ||
-        last.kernel > 3 || p.x_type != p.y_type || p.x.pooled[p.n_axes - 1] != sizeof(S) ||
-        p.y.pooled[p.n_axes - 1] != sizeof(S))
+        last.kernel != last.uncropped || (last.step != 1 && (!R::picks || last.stride != 2)) ||
+        last.stride > 2 || last.kernel < 2 || last.kernel > 3 || p.x_type != p.y_type ||
+        p.x.pooled[p.n_axes - 1] != sizeof(S) || p.y.pooled[p.n_axes - 1] != sizeof(S))
       return false;
     for (int k = 0; k < Problem::n_arrays; ++k)  // reading a little beyond a row stays inside the array
       for (int a = 0; a < max_lead; ++a)
@@ -533,7 +559,7 @@ private:
     const int64_t from = most(first, 1), to = least(end, p.planes) - 1 - spilled;
     const int64_t x_step = p.x.lead[0] / int64_t(sizeof(S)), y_step = p.y.lead[0] / int64_t(sizeof(S));
     if (p.n_axes != 2 || p.n_lead != 1 || !ordered || endless(p) || first == 0 || to - from < 2 ||
-        p.rows > 64 || x_step < 4 * (N + line.last.out) + 8)
+        p.rows > 64 || x_step < 4 * (N + line.last.out + line.last.step) + 4)
       return 0;
     Strip<S> strips[most_strips];
     int n = 0;
@@ -581,6 +607,8 @@ private:
     strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;
     strip.count = h >= whole.lo && h < whole.hi ? least(room, whole.hi - h) : 1;
     strip.base_step = rows.stride * last.size;
+    strip.tap = last.step;
+    strip.tap_code = p.extra == Extra::index64 ? Code(last.step) : 1;
     if (ordered && endless(p)) {
       strip.count = room;
       if (outer == 0) {  // the planes are rows themselves
@@ -685,7 +713,7 @@ private:
     // What a vector reads: from the first tap of the first window to beyond the last of the last.
     const int64_t ahead = most(0, -row.origin);
     const int64_t reads =
-        row.origin + (most(row.out, lanes) - 1) * last.stride + last.kernel + (last.stride == 2);
+        row.origin + (most(row.out, lanes) - 1) * last.stride + (last.kernel - 1) * last.step + last.stride;
     int64_t extent = sizeof(S);
     for (int a = 0; a < p.n_axes; ++a) extent += (p.axes[a].size - 1) * p.x.pooled[a];
     for (int a = 0; a < p.n_lead; ++a) extent += (p.lead_shape[a] - 1) * p.x.lead[a];
@@ -717,6 +745,11 @@ private:
       using Any = std::integral_constant<int, 0>;
       if constexpr (common)
         if (last.stride == 1) return last.kernel == 2 ? go(Two{}, One{}, Any{}) : go(Three{}, One{}, Any{});
+      if constexpr (R::picks)
+        if (last.step != 1) {
+          using Spread = std::integral_constant<int, spread>;
+          return last.kernel == 2 ? go(Two{}, Two{}, Spread{}) : go(Three{}, Two{}, Spread{});
+        }
       if (last.kernel == 2) {
         if constexpr (quick && common)
           if (cut.n_rows == 2) return go(Two{}, Two{}, Two{});

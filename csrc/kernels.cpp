@@ -134,14 +134,29 @@ template <class V, class S = V> Kernel sum_of(const Problem& p) {
     if ((long_ones || slides<Sum<V>, false>(p)) && Slide<Sum<V>, false>::serves(p))
       return kernel_of<Slide<Sum<V>, false>>();
     if constexpr (worth_it<S>)
-      if (const Kernel found = p.x_type == p.y_type ? quick_engine<Sum<V>, S, false>(p) : Kernel{}; found.run)
-        return found;
+      if (p.x_type == p.y_type && stored_as<S>(p.x_type))
+        if (const Kernel found = quick_engine<Sum<V>, S, false>(p); found.run) return found;
   }
   return kernel_of<ColumnsFirst<Sum<V>>>();
 }
 
-// Halves and float32 add up in float32, float64 and integers that become floats in float64.
+// The most that the elements of a window of whole numbers can add up to.
+double largest_sum(const Problem& p) {
+  constexpr double most_of[] = {1, 0x1p7, 0x1p8, 0x1p15, 0x1p16, 0x1p31, 0x1p32, 0x1p63, 0x1p64};
+  double sum = most_of[int(p.x_type)];
+  for (int a = 0; a < p.n_axes; ++a) sum *= double(p.axes[a].kernel);
+  return sum;
+}
+
+// Halves and float32 add up in float32, float64 and integers that become floats in float64. Integers that stay
+// integers do so in the first of float32, float64 and 64 bits that holds twice every sum: floats are divided faster,
+// and what is cut off from the quotient is the same.
 Kernel sum(const Problem& p) {
+  if (p.y_type < Dtype::f16 && p.op == Op::sum) {
+    const double largest = largest_sum(p);
+    if (largest <= 0x1p23) return p.x_type == Dtype::u8 ? sum_of<float, std::uint8_t>(p) : sum_of<float>(p);
+    if (largest <= 0x1p52) return sum_of<double>(p);
+  }
   if (p.y_type < Dtype::f16)
     return p.x_type == Dtype::u64 ? kernel_of<ColumnsFirst<Sum<std::uint64_t>>>()
                                   : kernel_of<ColumnsFirst<Sum<std::int64_t>>>();

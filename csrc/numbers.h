@@ -64,6 +64,8 @@ template <class O, class V> inline O store_as(V v) {
     O o;
     narrow(float(v), o);
     return o;
+  } else if constexpr (std::is_integral_v<O> && is_real<V>) {  // what is too large wraps, as integers do
+    return O(std::conditional_t < sizeof(V) == 4, std::int32_t, std::int64_t > (v));
   } else {
     return O(v);
   }

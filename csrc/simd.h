@@ -85,8 +85,9 @@ template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
         reinterpret_cast<Vec<float, N>>(magnitude + 0x38800000u) - std::bit_cast<float>(0x38800000u);
     const auto bits = exponent == 0u ? reinterpret_cast<Vec<std::uint32_t, N>>(tiny) : normal;
     return reinterpret_cast<Vec<float, N>>(bits | (h & 0x8000u) << 16);
+  } else if constexpr (!std::is_same_v<S, V>) {
+    return __builtin_convertvector(__builtin_convertvector(read<S, N>(p), Vec<std::int32_t, N>), Vec<V, N>);
   } else {
-    static_assert(std::is_same_v<S, V>);
     return read<V, N>(p);
   }
 }
@@ -119,6 +120,8 @@ template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, 
       bits |= (u >> 16) & 0x8000u;
     }
     write(&p->bits, __builtin_convertvector(bits, Vec<std::uint16_t, N>));
+  } else if constexpr (!std::is_same_v<S, V>) {
+    write(p, __builtin_convertvector(__builtin_convertvector(v, Vec<std::int32_t, N>), Vec<S, N>));
   } else {
     write(p, v);
   }

@@ -111,6 +111,7 @@ private:
   C row_unit_, col_unit_;
   bool small_;        // 3 x 3
   bool even_ = true;  // all columns share the divisor
+  bool exact_;        // whole numbers that floats can hold
 
   Slide(const Problem& p, char* memory)
       : p_(p), cut_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)) {
@@ -129,6 +130,7 @@ private:
     by_ = scratch.take<V>(cut_.width * cut_.lanes + slack);
     outer_ = scratch.take<V>(cut_.height);
     small_ = cut_.rows.kernel == 3 && cut_.cols.kernel == 3 && (R::picks || cut_.cols.step * p.lanes == 1);
+    exact_ = p.x_type < Dtype::f16 && p.y_type < Dtype::f16;
     end_ = reinterpret_cast<const V*>(end_of(p, sizeof(V)));
     const bool positions = p.extra == Extra::index64;
     row_unit_ = C(positions ? cut_.rows.step * cut_.cols.size : cut_.cols.kernel);
@@ -549,9 +551,20 @@ private:
     }
   }
 
-  // Sums of n, 2 n or 2 n + 1 rows, from those of n: the bits of the kernel from the top.
+  // Sums of n, 2 n or 2 n + 1 rows, from those of n: the bits of the kernel from the top. Where sums are exact, a row
+  // that comes and one that goes are all it takes.
   template <int W> void sum_down(int64_t rows, const V* x, int64_t pitch, V* y, int64_t y_pitch) const {
     const int64_t kernel = cut_.rows.kernel;
+    if (exact_) {
+      Vn sum[W] = {};
+      for (int64_t r = 1 - kernel; r < rows; ++r, x += pitch)
+        for (int w = 0; w < W; ++w) {
+          sum[w] += read<V, N>(x + w * N);
+          if (r > 0) sum[w] -= read<V, N>(x - kernel * pitch + w * N);
+          if (r >= 0) write(y + r * y_pitch + w * N, sum[w]);
+        }
+      return;
+    }
     const V* from = x;
     int64_t from_pitch = pitch, n = 1;
     for (int bit = top_bit(kernel) - 1; bit >= 0; --bit) {

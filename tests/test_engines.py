@@ -30,6 +30,18 @@ SLIDING = [
     ((1, 64, 23, 21), (3, 2, 1)),
     ((1, 145, 11, 10), (7, 1, 3)),
 ]
+DILATED = [
+    ((2, 3, 130, 300), (3, 2, 1, 2)),
+    ((2, 2, 31, 520), (2, 2, 1, 3)),
+    ((40, 9, 14, 14), (2, 2, 0, 2)),
+    ((9, 40, 28, 28), (3, 2, 1, 2)),
+    ((8, 9, 28, 28), (3, (1, 2), 1, (2, 3))),
+    ((8, 9, 27, 29), (3, (2, 1), 1, (3, 2))),
+    ((1, 17, 33, 40), (3, 1, 1, 2)),
+    ((1, 17, 33, 40), (3, 1, 1, (1, 3))),
+    ((2, 5, 33, 90), (3, 2, 1, 9)),
+    ((1, 64, 23, 21), (2, 2, 1, 5)),
+]
 ADAPTIVE = [
     ((5, 33, 7, 7), 1),  # planes side by side
     ((2, 40, 14, 14), 1),
@@ -74,7 +86,7 @@ def same(got, want):
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_maxima(isa, dtype, last, odd):
-    for shape, args in SLIDING:
+    for shape, args in SLIDING + DILATED:
         x = data(shape, dtype, last, odd)
         want, where = torch.nn.functional.max_pool2d(x, *args, return_indices=True)
         same(ndpool.max_pool2d(x, *args), want)
@@ -120,11 +132,42 @@ def test_nothing_but_negative_zeros_adds_up_to_zero(isa, dtype, last):
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
-def test_gradients(isa, last):
-    for shape, args in SLIDING:
-        x = data(shape, torch.float32, last, odd=False).requires_grad_()
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "uint32", "int32"])
+def test_integers_add_up_as_in_64_bits(isa, name, last):
+    """Whatever they are added up in: largest and smallest numbers, divisors of both signs, wrapped results."""
+    low, high = np.iinfo(name).min, np.iinfo(name).max
+    calls = [
+        (shape, {"kernel_size": args[0], "stride": args[1] if args[1:] else None}) for shape, args in SLIDING
+    ]
+    calls += [((2, 3, 70, 90), {"kernel_size": (31, 33), "stride": 1, "padding": (15, 16)})]
+    calls += [((2, 3, 70, 90), {"kernel_size": 6, "stride": 5, "padding": 2, "ceil_mode": True})]
+    calls += [((1, 2, 300, 310), {"kernel_size": (290, 300)})]
+    calls += [
+        ((2, 5, 33, 40), {"kernel_size": 3, "divisor_override": by})
+        for by in (2, 5, 1 << 40, -1, -5)[: 5 if low else 3]
+    ]
+    for shape, options in calls:
+        rng = np.random.default_rng(shape[-1])
+        x = rng.choice([low, high, high - 1, low + 1, (low + high) // 2, high], shape).astype(name)
+        x[..., : shape[-1] // 2] = high
+        if last:
+            x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+        want = ndpool.avg_pool2d(x.astype(np.int64), **options).astype(name)
+        np.testing.assert_array_equal(ndpool.avg_pool2d(x, **options), want, err_msg=f"{shape} {options}")
+    for shape, size in ADAPTIVE:
+        x = np.random.default_rng(1).integers(low, high, shape, dtype=name, endpoint=True)
+        want = ndpool.adaptive_avg_pool2d(x.astype(np.int64), size).astype(name)
+        np.testing.assert_array_equal(ndpool.adaptive_avg_pool2d(x, size), want)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients(isa, dtype, last):
+    for shape, args in SLIDING + DILATED:
+        x = data(shape, dtype, last, odd=False).requires_grad_()
         grads = []
         for module in (torch.nn.functional, ndpool):
             y = module.max_pool2d(x, *args)
-            grads += torch.autograd.grad(y, x, torch.arange(1.0, 1 + y.numel()).reshape(y.shape) % 97)
+            up = (torch.arange(1.0, 1 + y.numel()) % 7).reshape(y.shape).to(dtype)  # adds up without rounding
+            grads += torch.autograd.grad(y, x, up)
         assert torch.equal(grads[0], grads[1]), (shape, args)
