@@ -196,7 +196,11 @@ private:
 
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
-  if (PickRows<V>::serves(p)) return {PickRows<V>::prepare, PickRows<V>::run};
+  if (PickRows<V, V>::serves(p)) return {PickRows<V, V>::prepare, PickRows<V, V>::run};
+#if !defined(__x86_64__) || defined(__AVX2__)
+  if constexpr (std::is_same_v<V, float>)
+    if (PickRows<V, bf16>::serves(p)) return {PickRows<V, bf16>::prepare, PickRows<V, bf16>::run};
+#endif
   if (PickLanes<V>::serves(p)) return {PickLanes<V>::prepare, PickLanes<V>::run};
   if (p.extra == Extra::offset8 && Scatter<V, std::uint8_t>::serves(p))
     return {Scatter<V, std::uint8_t>::prepare, Scatter<V, std::uint8_t>::run};

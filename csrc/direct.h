@@ -14,7 +14,10 @@ namespace ndpool {
 namespace {
 
 constexpr int most_rows = 27;  // of one window
-constexpr int spread = -1;     // stands for any number of rows whose taps are not neighbours
+// Rows of a window as a template sees them: their number, or 0 for any; below zero where the taps of a row are not
+// neighbours, -1 for any number of such rows.
+constexpr int spread = -1;
+constexpr int known(int rows) { return rows > 0 ? rows : rows < spread ? -rows : 0; }
 constexpr int64_t calm_rows =
     32;  // done the exact way after a NaN was met, before the quick way is tried again
 
@@ -128,11 +131,11 @@ template <class R, class S, bool coded> struct Direct {
   __attribute__((always_inline)) static inline Best<N> windows(const Strip<S>& strip, const S* const* rows,
                                                                int64_t shift, const Mask<V, N>* mask,
                                                                Vn<N>& poison, Best<N>* carry) {
-    const int n = Rows > 0 ? Rows : strip.n_rows;
-    const C unit = Rows == spread ? C(strip.tap_code) : C(1);
+    const int n = known(Rows) ? known(Rows) : strip.n_rows;
+    const C unit = Rows < 0 ? C(strip.tap_code) : C(1);
     const auto read_row = [&](int r, Vn<N>(&taps)[K]) __attribute__((always_inline)) {
       Vn<N> all{};
-      if constexpr (Rows == spread) {
+      if constexpr (Rows < 0) {
         for (int t = 0; t < K; ++t) {
           taps[t] = read_evens<N>(rows[r] + shift + t * strip.tap);
           all += taps[t];
@@ -274,8 +277,8 @@ template <class R, class S, bool coded> struct Direct {
   template <int K, int Stride, int Rows, int N, bool quick, bool by_rows>
   static int64_t sweep(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
                        const Carry& carry) {
-    const S* rows[Rows > 0 ? Rows : most_rows];
-    const int n_rows = Rows > 0 ? Rows : strip.n_rows;
+    const S* rows[known(Rows) ? known(Rows) : most_rows];
+    const int n_rows = known(Rows) ? known(Rows) : strip.n_rows;
     for (int r = 0; r < n_rows; ++r) rows[r] = strip.rows[r] + row.origin;
     const Divide divide(p, strip.by * K);
     for (int64_t i = 0; i < strip.count; ++i) {
@@ -319,7 +322,7 @@ template <class R, class S, bool coded> struct Direct {
     };
     const int64_t o = across_row<N>(row, plain, cut);
     // The one tap of each row that no sum holds; a window that is cut off has none there.
-    if constexpr (quick && can_be_nan && K == 3 && Stride == 2 && Rows != spread)
+    if constexpr (quick && can_be_nan && K == 3 && Stride == 2 && Rows >= 0)
       if (o < row.out || row.whole.hi >= row.out)
         for (int r = carried; r < (Rows ? Rows : strip.n_rows); ++r) poison += load_as<V>(rows[r][2 * o]);
   }
@@ -748,6 +751,12 @@ private:
       if constexpr (R::picks)
         if (last.step != 1) {
           using Spread = std::integral_constant<int, spread>;
+          if constexpr (quick && common && !coded) {
+            if (last.kernel == 2 && cut.n_rows == 2)
+              return go(Two{}, Two{}, std::integral_constant<int, -2>{});
+            if (last.kernel == 3 && cut.n_rows == 3)
+              return go(Three{}, Two{}, std::integral_constant<int, -3>{});
+          }
           return last.kernel == 2 ? go(Two{}, Two{}, Spread{}) : go(Three{}, Two{}, Spread{});
         }
       if (last.kernel == 2) {

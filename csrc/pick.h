@@ -8,19 +8,20 @@
 namespace ndpool {
 namespace {
 
-template <class V> class PickRows {
+// S is what gradients are stored as, V what they add up in.
+template <class V, class S> class PickRows {
   static constexpr int N = wide<V>;
   using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
   using Cn = Vec<C, N>;
   using Offset = std::uint8_t;
   static constexpr int most_listed = 16,
-                       margin = 4;  // rows around an input; outputs read beside a row
+                       margin = 8;  // rows around an input; outputs read beside a row
   static constexpr int64_t widest_tile = 1 << 12;
 
   // A row of outputs that holds the input row: its gradients and offsets, and the code of its first tap there.
   struct Listed {
-    const V* grad;
+    const S* grad;
     const Offset* offset;
     C code;
   };
@@ -28,11 +29,18 @@ template <class V> class PickRows {
 public:
   static bool serves(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    if (p.extra != Extra::offset8 || p.lanes > 1 || !last.regular() || last.step != 1 || last.stride > 2 ||
-        last.kernel < 2 || last.kernel > 3)
+    if (p.extra != Extra::offset8 || p.lanes > 1 || !last.regular() || last.stride > 2 || last.kernel < 2 ||
+        last.kernel > 3 || (last.kernel - 1) * last.step > margin * last.stride || !stored_as<S>(p.x_type) ||
+        !stored_as<S>(p.y_type))
       return false;
-    return most_slabs(p) * (p.n_axes > 1 ? most_covers(p.axes[p.n_axes - 2], p.planes) : 1) <=
-           (last.stride == 1 ? 3 : most_listed);
+    if (last.step > 1 && last.size < 64) return false;  // short rows are scattered faster
+    int64_t rows = 1;
+    if (p.n_axes > 1) {
+      const Axis& a = p.axes[p.n_axes - 2];
+      rows = most_covers(a, p.planes);
+      if (a.regular()) rows = least(rows, a.kernel);  // of dilated windows not all hold what they reach over
+    }
+    return most_slabs(p) * rows <= (last.stride == 1 ? 3 : most_listed);
   }
 
   static void prepare(Problem& p) {
@@ -58,17 +66,14 @@ public:
 
 private:
   PickRows(const Problem& p, char* memory, int64_t& bytes)
-      : p_(p), load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)),
-        follow_(rows_follow<V>(p)),
-        direct_(follow_ || (stored_as<V>(p.y_type) && p.y.pooled[p.n_axes - 1] == sizeof(V))),
-        reads_(stored_as<V>(p.x_type) && p.x.pooled[p.n_axes - 1] == sizeof(V) &&
-               p.extra_array.pooled[p.n_axes - 1] == 1),
-        grad_end_(readable_end(p, p.x, sizeof(V))), offset_end_(readable_end(p, p.extra_array, 1)),
+      : p_(p), follow_(rows_follow<S>(p)), direct_(follow_ || p.y.pooled[p.n_axes - 1] == sizeof(S)),
+        reads_(p.x.pooled[p.n_axes - 1] == sizeof(S) && p.extra_array.pooled[p.n_axes - 1] == 1),
+        grad_end_(readable_end(p, p.x, sizeof(S))), offset_end_(readable_end(p, p.extra_array, 1)),
         held_(p.tile + 2 * margin + 2 * N) {
     Scratch scratch(memory);
-    row_ = scratch.take<V>(p.tile + 2 * N);
+    row_ = scratch.take<S>(p.tile + 2 * N);
     invalid_ = scratch.take<C>(held_) + margin;
-    grads_ = scratch.take<V>(held_ * most_listed);
+    grads_ = scratch.take<S>(held_ * most_listed);
     offsets_ = scratch.take<Offset>(held_ * most_listed);
     bytes = scratch.take<char>(0) - memory;
   }
@@ -82,7 +87,9 @@ private:
     out_ = last.out;
     for (int64_t j = -margin; j < held_ - margin; ++j)
       invalid_[j] = first_ + j >= 0 && first_ + j < out_ ? C(0) : ~C(0);
-    whole_ = last.kernel == 2 && last.stride == 2 && !shift_ && first_ >= 0 && 2 * (out_ - first_) >= width_;
+    step_ = last.step;
+    whole_ = last.kernel == 2 && last.stride == 2 && step_ == 1 && !shift_ && first_ >= 0 &&
+             2 * (out_ - first_) >= width_;
   }
 
   // Input rows [h0, h1) of the walk's slab; `left` rows from the first of them on are this worker's to write.
@@ -98,8 +105,8 @@ private:
     int64_t lo = h0,
             hi = h0;  // rows [lo, hi) lie inside the plane and the arrays: the strip
     const int64_t stride = last.stride, above = (rows.kernel - 1) / stride;
-    if (n == 1 && follow_ && reads_ && rows.regular() && rows.step == 1 && rows.stride == stride &&
-        rows.kernel == last.kernel && (whole_ || last.kernel == 3)) {
+    if (n == 1 && follow_ && reads_ && rows.regular() && rows.step == 1 && step_ == 1 &&
+        rows.stride == stride && rows.kernel == last.kernel && (whole_ || last.kernel == 3)) {
       const int64_t spilled = 1 + (width_ + 2 * N - 1) / width_;
       int64_t qa = most(above, ceil_div(h0 - rows.origin, stride)),
               qb = least(rows.out, floor_div(least(h1, h0 + left - spilled) - rows.origin, stride));
@@ -109,13 +116,13 @@ private:
       if (qa < qb) {
         lo = rows.origin + stride * qa;
         hi = rows.origin + stride * qb;
-        const Strip strip{reinterpret_cast<const V*>(grad_at(walk, slabs[0], qa)),
+        const Strip strip{reinterpret_cast<const S*>(grad_at(walk, slabs[0], qa)),
                           reinterpret_cast<const Offset*>(offset_at(walk, slabs[0], qa)),
-                          p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(V)),
+                          p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(S)),
                           p_.extra_array.pooled[p_.n_axes - 2],
                           qb - qa,
                           C(slabs[0].code * rows.kernel * last.kernel),
-                          reinterpret_cast<V*>(y + (lo - h0) * y_pitch)};
+                          reinterpret_cast<S*>(y + (lo - h0) * y_pitch)};
         one_by_one(at, h0, lo);
         if (stride == 1)
           run_strip<1, 3, 1>(strip);
@@ -130,18 +137,18 @@ private:
 
   // Input rows inside a plane: `stride` of them for each row of outputs, gathering from it and from those above.
   struct Strip {
-    const V* grad;
+    const S* grad;
     const Offset* offset;
     int64_t grad_pitch, offset_pitch, count;
     C code;
-    V* y;
+    S* y;
   };
 
   template <int Stride, int Kernel, int Mode> __attribute__((noinline)) void run_strip(const Strip& s) const {
-    const V* grad = s.grad;
+    const S* grad = s.grad;
     const Offset* offset = s.offset;
     const int64_t width = width_;
-    V* y = s.y;
+    S* y = s.y;
     // The row at distance `residue` from row q of the outputs: that row and those above which still hold it.
     const auto do_row = [&](auto residue) __attribute__((always_inline)) {
       constexpr int first_tap = decltype(residue)::value, count = (Kernel - 1 - first_tap) / Stride + 1;
@@ -154,12 +161,7 @@ private:
       for (int64_t j = 0; Stride * j < width; j += N) {
         Vn first, second;
         block<Stride, Kernel, Mode, count>(list, 0, j, first, second);
-        if constexpr (Stride == 1) {
-          write(y + j, first);
-        } else {
-          write(y + 2 * j, zip_lo(first, second));
-          if (2 * j + N < width) write(y + 2 * j + N, zip_hi(first, second));
-        }
+        put<Stride>(y + Stride * j, first, second, width - Stride * j);
       }
       y += width;
     };
@@ -189,13 +191,29 @@ private:
     for (int64_t h = from; h < to; ++h, cover.next(), --left, y += p_.y.pooled[p_.n_axes - 2]) {
       Listed list[most_listed];
       int m = 0;
-      for (int k = 0; k < s.n; ++k)
-        for (int64_t o = cover.lo; o < cover.hi; ++o)
-          if (cover.holds(o)) {
-            list[m] = listed(s.walk, s.slabs[k], o, m);
-            list[m++].code = C((s.slabs[k].code * rows.kernel + cover.tap(o)) * last.kernel);
-          }
-      if (last.stride == 1)
+      for (int k = 0; k < s.n; ++k) {
+        const auto add = [&](int64_t o, int64_t tap) {
+          list[m] = listed(s.walk, s.slabs[k], o, m);
+          list[m++].code = C((s.slabs[k].code * rows.kernel + tap) * last.kernel);
+        };
+        if (!rows.regular() || rows.stride > 2) {
+          for (int64_t o = cover.lo; o < cover.hi; ++o)
+            if (cover.holds(o)) add(o, cover.tap(o));
+          continue;
+        }
+        for (int64_t t = rows.kernel - 1; t >= 0; --t) {  // without divisions
+          const int64_t away = h - rows.origin - t * rows.step, o = away >> (rows.stride - 1);
+          if (o >= 0 && o < rows.out && o << (rows.stride - 1) == away) add(o, t);
+        }
+      }
+      if (step_ != 1) {
+        if (last.stride == 1)
+          last.kernel == 2 ? row_of<1, 2, 3, 0>(list, m, y, left) : row_of<1, 3, 3, 0>(list, m, y, left);
+        else if (last.kernel == 2)
+          shift_ ? row_of<2, 2, 4, 0>(list, m, y, left) : row_of<2, 2, 3, 0>(list, m, y, left);
+        else
+          shift_ ? row_of<2, 3, 4, 0>(list, m, y, left) : row_of<2, 3, 3, 0>(list, m, y, left);
+      } else if (last.stride == 1)
         last.kernel == 2 ? row<1, 2, 1>(list, m, y, left) : row<1, 3, 1>(list, m, y, left);
       else if (last.kernel == 2)
         whole_   ? row<2, 2, 0>(list, m, y, left)
@@ -216,7 +234,7 @@ private:
            first_ * p_.extra_array.pooled[a];
   }
   bool readable(const char* grad, const char* offset) const {
-    const int64_t reach = width_ + 2 * N, item = sizeof(V);
+    const int64_t reach = width_ + 2 * N, item = sizeof(S);
     return offset - margin >= p_.extra_array.data && offset + reach <= offset_end_ &&
            grad - margin * item >= p_.x.data && grad + reach * item <= grad_end_;
   }
@@ -227,19 +245,18 @@ private:
                   hi = least(out_, first_ + held_ - 2 * margin - N);
     const char *grad = grad_at(walk, slab, o), *offset = offset_at(walk, slab, o);
     if (reads_ && readable(grad, offset))
-      return {reinterpret_cast<const V*>(grad), reinterpret_cast<const Offset*>(offset), 0};
-    V* grads = grads_ + m * held_ + margin;
+      return {reinterpret_cast<const S*>(grad), reinterpret_cast<const Offset*>(offset), 0};
+    S* grads = grads_ + m * held_ + margin;
     Offset* offsets = offsets_ + m * held_ + margin;
-    const int64_t count = most(0, hi - lo);
-    load_({const_cast<char*>(grad) + (lo - first_) * p_.x.pooled[a], p_.x.pooled[a], p_.x.lane, count, 1},
-          grads + (lo - first_));
-    for (int64_t j = lo - first_; j < hi - first_; ++j)
+    for (int64_t j = lo - first_; j < hi - first_; ++j) {
+      grads[j] = *reinterpret_cast<const S*>(grad + j * p_.x.pooled[a]);
       offsets[j] = Offset(offset[j * p_.extra_array.pooled[a]]);
+    }
     return {grads, offsets, 0};
   }
 
   // One input row. Mode 0: every output read is one of the row; 1, 2: some may not be, and the first input is at an
-  // even (an odd) distance from the origin.
+  // even (an odd) distance from the origin; 3, 4: the same for dilated windows.
   template <int Stride, int Kernel, int Mode>
   void row(const Listed* list, int n, char* y, int64_t left) const {
     if (n == 1)
@@ -258,13 +275,19 @@ private:
       const auto take = [&](int64_t at, int tap, Vn& sum) __attribute__((always_inline)) {
         Cn codes = widened<C, N>(list[e].offset + at);
         if constexpr (Mode) codes |= read<C, N>(invalid_ + at);
-        sum += codes == C(list[e].code + C(tap)) ? read<V, N>(list[e].grad + at) : Vn{};
+        sum += codes == C(list[e].code + C(tap)) ? read_as<V, N>(list[e].grad + at) : Vn{};
       };
+      constexpr int even = Mode == 2 || Mode == 4;  // where the even ones stand
+      Vn &evens = even ? second : first, &odds = even ? first : second;
       if constexpr (Stride == 1) {
-        for (int t = Kernel - 1; t >= 0; --t) take(j - t, t, first);
+        for (int t = Kernel - 1; t >= 0; --t) take(j - t * (Mode == 3 ? step_ : 1), t, first);
+      } else if constexpr (Mode > 2) {
+        for (int t = Kernel - 1; t >= 0; --t)
+          if (const int64_t away = t * step_; away & 1)
+            take(j - away / 2, t, odds);
+          else
+            take(j + even - away / 2, t, evens);
       } else {
-        constexpr int even = Mode == 2;  // where the even ones stand
-        Vn &evens = even ? second : first, &odds = even ? first : second;
         if constexpr (Kernel == 3) take(j + even - 1, 2, evens);
         take(j + even, 0, evens);
         take(j, 1, odds);
@@ -278,31 +301,33 @@ private:
     // Straight to the gradient, but for the last vectors of a row that may not spill over its end.
     const bool spills = follow_ && left * width >= width + 2 * N;
     const int64_t straight = spills ? width : direct_ ? width / (Stride * N) * (Stride * N) : 0;
-    V* const dst = reinterpret_cast<V*>(y);
+    S* const dst = reinterpret_cast<S*>(y);
     for (int64_t j = 0; Stride * j < width; j += N) {
-      V* const to = (Stride * j < straight ? dst : row_) + Stride * j;
+      S* const to = (Stride * j < straight ? dst : row_) + Stride * j;
       Vn first, second;
       block<Stride, Kernel, Mode, Count>(list, n, j, first, second);
-      if constexpr (Stride == 1) {
-        write(to, first);
-      } else {
-        write(to, zip_lo(first, second));
-        if (2 * j + N < width) write(to + N, zip_hi(first, second));
-      }
+      put<Stride>(to, first, second, width - Stride * j);
     }
-    if (direct_)
-      for (int64_t j = straight; j < width; ++j) dst[j] = row_[j];
-    else
-      store_(row_, {y, p_.y.pooled[p_.n_axes - 1], p_.y.lane, width, 1});
+    const int64_t apart = p_.y.pooled[p_.n_axes - 1];
+    for (int64_t j = straight; j < width; ++j) *reinterpret_cast<S*>(y + j * apart) = row_[j];
+  }
+
+  // N inputs, or N pairs of them, of `left` that the row still has.
+  template <int Stride>
+  __attribute__((always_inline)) static inline void put(S* to, Vn first, Vn second, int64_t left) {
+    if constexpr (Stride == 1) {
+      write_as<N, false, S, V>(to, first);
+    } else {
+      write_as<N, false, S, V>(to, zip_lo(first, second));
+      if (left > N) write_as<N, false, S, V>(to + N, zip_hi(first, second));
+    }
   }
 
   const Problem& p_;
-  Load<V> load_;
-  Store<V> store_;
   bool follow_, direct_, reads_, shift_ = false, whole_ = false;
   const char *grad_end_, *offset_end_;
-  int64_t held_, width_ = 0, tile_ = -1, first_ = 0, out_ = 0;
-  V *row_, *grads_;
+  int64_t held_, width_ = 0, tile_ = -1, first_ = 0, out_ = 0, step_ = 1;
+  S *row_, *grads_;
   C* invalid_;
   Offset* offsets_;
 };

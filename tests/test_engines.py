@@ -134,7 +134,7 @@ def test_nothing_but_negative_zeros_adds_up_to_zero(isa, dtype, last):
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "uint32", "int32"])
 def test_integers_add_up_as_in_64_bits(isa, name, last):
-    """Whatever they are added up in: largest and smallest numbers, divisors of both signs, wrapped results."""
+    """Whatever they are added up in: extreme numbers, divisors of both signs, wrapped results."""
     low, high = np.iinfo(name).min, np.iinfo(name).max
     calls = [
         (shape, {"kernel_size": args[0], "stride": args[1] if args[1:] else None}) for shape, args in SLIDING
