@@ -117,6 +117,15 @@ WAYS = [
     ("adaptive_max_pool2d", (1, 2, 4, 264), (2,)),
     ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
+    # Spans of packed rows.
+    ("adaptive_max_pool2d", (1, 4, 11, 27), (3,)),
+    ("adaptive_avg_pool3d", (1, 4, 3, 7, 13), (2,)),
+    # Cells of inputs in the same windows, in planes that begin anywhere in memory.
+    ("adaptive_avg_pool2d", (3, 1, 25, 27), (4,)),
+    ("avg_pool2d", (1, 1, 32, 32), (8, 9)),
+    # Channels inside: whole planes of few channels, and so many rows that they are cut.
+    ("adaptive_avg_pool2d", (2, 3, 24, 24), (1,)),
+    ("adaptive_max_pool2d", (2, 4, 24, 24), (1,)),
 ]
 
 
@@ -172,6 +181,19 @@ def test_hard_values(dtype, args):
         assert (same | (values.isnan() & want[0].isnan())).all()
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_sums_of_negative_zeros(last):
+    """They begin with 0, as PyTorch's do, whatever kernel makes them."""
+    calls = [("avg_pool2d", (8, 8), (2,)), ("avg_pool2d", (8, 8), (3, 1, 1, False, False))]
+    calls += [("adaptive_avg_pool2d", (4, 4), (1,)), ("adaptive_avg_pool2d", (9, 10), (2,))]
+    for name, sizes, args in [*calls, ("adaptive_avg_pool2d", (24, 24), (1,))]:
+        x = torch.full((1, 4, *sizes), -0.0)
+        x = (x.contiguous(memory_format=torch.channels_last) if last else x).to(DEVICE)
+        assert not getattr(ndpool, name)(x, *args).signbit().any(), (name, sizes, args)
+    x = torch.full((1, 4, 8, 8), -0.0).to(DEVICE)
+    assert not ndpool.pool(x, (2, 2), reduce="sum").signbit().any()
+
+
 def test_axes_far_apart():
     """Leading axes between the pooled ones, which no walk over memory takes as they are."""
     x = torch.randint(-9, 9, (2, 4, 2, 4, 2, 4, 2), generator=torch.Generator().manual_seed(0)).float()
@@ -190,6 +212,23 @@ def test_derivatives():
         assert torch.equal(mapped[0], pool(x.detach()))
     if GPU:
         assert torch.autograd.gradgradcheck(lambda x: ndpool.max_pool2d(x, 2, 1), (x,))
+
+
+def test_gradients_that_meet():
+    """Windows of fractional pooling share elements: their gradients are added."""
+    x = (
+        torch.randint(0, 9, (2, 3, 8, 9), generator=torch.Generator().manual_seed(0))
+        .double()
+        .requires_grad_()
+    )
+    y, samples = x.detach().to(DEVICE).requires_grad_(), torch.full((2, 3, 2), 0.4, dtype=torch.float64)
+    how = {"output_size": (5, 6)}
+    want = F.fractional_max_pool2d(x, 3, **how, _random_samples=samples)
+    got = ndpool.fractional_max_pool2d(y, 3, **how, _random_samples=samples.to(DEVICE))
+    assert torch.equal(got.detach().cpu(), want.detach())
+    grad = torch.randint(-9, 9, want.shape, generator=torch.Generator().manual_seed(1)).double()
+    (g,) = torch.autograd.grad(got, y, grad.to(DEVICE))
+    assert torch.equal(g.cpu(), torch.autograd.grad(want, x, grad)[0])
 
 
 def test_unpooling():
@@ -270,13 +309,14 @@ def _fractional(function, samples, x):
 
 
 @gpu_only
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize(("function", "shape", "args"), repeated())
-def test_same_bits_on_every_run(function, shape, args):
+def test_same_bits_on_every_run(function, shape, args, asked):
     x = torch.randn(4, 32, *(4 * n for n in shape[2:]), device="cuda", requires_grad=True)
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(asked)
     try:
         first = None
-        for _ in range(100):
+        for _ in range(100 if asked else 50):
             y = function(x, *args)
             (g,) = torch.autograd.grad(y, x, y.detach().cos())
             first = first or (y, g)
@@ -334,6 +374,26 @@ def test_beyond_32_bits():
     (g,) = torch.autograd.grad(y, x, torch.ones_like(y))
     assert (g == 0.5).all()
     assert torch.equal(y[0, -1], F.avg_pool1d(x[:, -1].detach(), 2)[0])
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_another_device():
+    """Kernels, tables and remembered calls belong to the tensor's device, whichever is the current one."""
+    for _ in range(2):
+        for device in ("cuda:1", "cuda:0"):
+            for name, args in (
+                ("max_pool2d", (3, 2, 1)),
+                ("adaptive_avg_pool2d", (4,)),
+                ("max_pool2d", (9, 1, 4)),
+            ):
+                x = torch.randn(2, 4, 25, 27).requires_grad_()
+                y = x.detach().to(device).requires_grad_()
+                want, got = getattr(F, name)(x, *args), getattr(ndpool, name)(y, *args)
+                assert got.device == y.device
+                torch.testing.assert_close(got.detach().cpu(), want.detach())
+                ones = torch.ones_like(want)
+                g = torch.autograd.grad(got, y, ones.to(device))[0]
+                torch.testing.assert_close(g.cpu(), torch.autograd.grad(want, x, ones)[0])
 
 
 @gpu_only

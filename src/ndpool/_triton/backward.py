@@ -14,12 +14,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ndpool._triton.cells import by_cells
 from ndpool._triton.forward import forward, unpadded
 from ndpool._triton.kernels.any_backward import any_backward_kernel
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.few_backward import few_backward_kernel
 from ndpool._triton.kernels.held_backward import held_backward_kernel
-from ndpool._triton.kernels.planes import plane_backward_kernel
 from ndpool._triton.launch import (
     THREADS,
     Launch,
@@ -33,9 +33,11 @@ from ndpool._triton.launch import (
     padded,
     runs,
     strips,
+    walk_numbers,
     whole_planes,
 )
 from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
+from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool.geometry import AxisPlan, Plan
 
 
@@ -56,7 +58,7 @@ def backward(
 ) -> Launch | None:
     """What writes the gradient of a pooling's input, or None where the output's needs a packed copy."""
     memory: Any = (shape, stride, out_shape, out_stride)
-    if stride[axes[-1]] == 1:
+    if stride[axes[-1]] == 1 or by_channels(plan, axes, shape, stride):
         plan, axes, *memory = merged(plan, axes, *memory)
     w = walk(axes, *memory)
     if w is None:
@@ -74,16 +76,21 @@ def backward(
     }
     last = three[2]
     if whole_planes(three, w) and w.leads < 2 and w.wide[1] in (0, last.size):
-        return _plane_backward(last.size, last.size * w.sizes[1], w.narrow[1], size, by, common)
+        return plane_backward(last.size, last.size * w.sizes[1], w.narrow[1], size, by, common)
+    if rows := rows_of_channels(three, w):
+        return channels_backward(w, rows, size, by, common)
     if picks and not w.channels and prod(plan.sizes) >= 16 * prod(plan.out):
         if prod(map(most_holders, three)) <= 8:
             return _few(three, w, size, common, device)
     if not picks and divide != 2 and strips(three) and all(a.stride == 1 for a in three):
         return _mirrored(plan, axes, memory, dtype, device, divides, by, aligned)
-    if strips(three):
+    found = None
+    if not picks and unpadded(three) and not (strips(three) and prod(a.stride for a in three) < 16):
+        found = by_cells(three, w, size, by, common, device)
+    if found is None and strips(three):
         found = _blocks(three, w, size, by, common)
-        if found is not None:
-            return found
+    if found is not None:
+        return found
     # Sums are the same for all rows of a run, which the kernel for any window knows too.
     rows = picks or (not w.channels and widest(size, last.size, *w.wide[1:5]) == 1)
     if rows and unpadded(three) and max(most_holders(three[0]), most_holders(last)) <= 2:
@@ -149,7 +156,8 @@ def _blocks(
             chunk if last.size % (outs * last.stride) == 0 and not any(s % chunk for s in w.wide[1:5]) else 1
         )
         y_unit = vec if last.out % vec == 0 and not any(s % vec for s in w.narrow[1:5]) else 1
-    rows, loop_h = 4, False
+    large = prod(w.sizes) * prod(a.size for a in axes) >= 2**24
+    rows, loop_h = 1 if large and h.kernel <= h.stride else 4, False
     across = vectors if columns else more[2] + 1
     while not columns and vec > 1 and across * vec * (1 + common["PICKS"]) > 64:
         vec = x_unit = y_unit = vec // 2
@@ -172,7 +180,7 @@ def _blocks(
     narrow = [s // y_unit for s in w.narrow]
     if not columns and vec > 1:
         wide[0] = narrow[0] = 1
-    numbers: list[Any] = [n_lanes, n_c, n_w, w.sizes[1], *wide, *narrow]
+    numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, n_strips, blocks_d), *wide, *narrow]
     numbers += [a.size for a in axes] + [a.out for a in axes] + [b for a in axes for b in a.bounds]
     numbers += [by, 1 / by, n_strips, blocks_d, more[1]]
     constants = common | {
@@ -194,20 +202,6 @@ def _blocks(
         constants |= {f"LOW_{name}": lo, f"MORE_{name}": extent}
 
     return launcher(block_backward_kernel, grid, numbers, constants, [], itemsize < 16)
-
-
-def _plane_backward(
-    size: int, total: int, pitch: int, itemsize: int, by: int, common: dict[str, Any]
-) -> Launch:
-    vec = widest(itemsize, total)
-    lanes = total // vec
-    constants = {key: common[key] for key in ("PICKS", "DIVIDE", "COMPUTE", "WIDE")} | {
-        "LANES": 2 * THREADS,
-        "VEC": vec,
-        "num_warps": THREADS // 32,
-    }
-    numbers: list[Any] = [lanes, size, pitch, by, 1 / by]
-    return launcher(plane_backward_kernel, -(-lanes // (2 * THREADS)), numbers, constants, [], itemsize < 16)
 
 
 def _held(
@@ -234,7 +228,7 @@ def _held(
     wide, narrow = [s // x_unit for s in w.wide], [s // y_unit for s in w.narrow]
     if not columns and vec > 1:
         wide[0] = narrow[0] = 1
-    numbers: list[Any] = [n_lanes, n_c, n_w, w.sizes[1], *wide, *narrow]
+    numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, groups, axes[0].size), *wide, *narrow]
     numbers += [axes[0].size, axes[1].kernel, last.kernel, n_runs, groups, each, by, 1 / by]
     constants = common | {
         "MOST_D": most_holders(axes[0]),
@@ -281,15 +275,16 @@ def _any_backward(
         bounds = torch.arange(0, axes[1].size + 8, 8, dtype=torch.int32, device=device).clamp_(
             max=axes[1].size
         )
-    grid = -(-n_lanes // lanes) * axes[0].size * (len(bounds) - 1)
+    n_runs = len(bounds) - 1
+    grid = -(-n_lanes // lanes) * axes[0].size * n_runs
     wide, narrow = [s // x_unit for s in w.wide], [s // y_unit for s in w.narrow]
     if not columns and vec > 1:
         wide[0] = narrow[0] = 1
     most = most_holders(last)
     held = [nothing(device) * 4 if a.regular else holders(a, device) for a in axes]
     common = common | {"DILATED": any(a.step > 1 for a in axes)}
-    numbers: list[Any] = [n_lanes, n_c, n_w, w.sizes[1], *wide, *narrow]
-    numbers += [n for a in axes for n in axis_numbers(a)] + [most, len(bounds) - 1, by, 1 / by]
+    numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, n_runs, axes[0].size), *wide, *narrow]
+    numbers += [n for a in axes for n in axis_numbers(a)] + [most, n_runs, by, 1 / by]
     constants = common | {
         "TABLE_D": not axes[0].regular,
         "TABLE_H": not axes[1].regular,
@@ -321,15 +316,13 @@ def _few(
     lanes = min(THREADS, max(32, next_power(n_lanes)))
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
     if not w.channels and w.leads < 2 and w.wide[1] in (0, plane) and w.wide[5] == 1 and plane <= 2**16:
-        # So few planes that their zeros are still in the cache when the picks come, but whole words.
-        planes, least = 1, max(1, 4 // itemsize)
-        while planes < n_planes and (planes * plane % least or planes * plane < 2**10):
-            planes *= 2
-        vec = widest(itemsize, planes * plane, n_planes * plane)
-        lanes_each, zeros_each, zeros = planes * outs, planes * plane // vec, n_planes * plane // vec
-        lanes = min(THREADS, max(32, next_power(lanes_each)))
+        # So few planes that their zeros are still in the cache when the picks come.
+        planes = min(n_planes, next_power(-(-(2**10) // plane)))
+        vec = widest(itemsize)
+        lanes_each, zeros_each, zeros = planes * outs, planes * plane, n_planes * plane
+        lanes = min(THREADS, max(64 if itemsize < 4 else 128, next_power(lanes_each)))
     numbers: list[Any] = [lanes_each, zeros_each, zeros]
-    numbers += [n_lanes, w.sizes[0], outs, w.sizes[1], *w.wide, *w.narrow]
+    numbers += [*walk_numbers(n_lanes, w.sizes[0], outs, w), *w.wide, *w.narrow]
     numbers += [n for a in axes for n in axis_numbers(a)]
     given: list[Tensor] = []
     for a in axes:
@@ -337,6 +330,7 @@ def _few(
         given += [starts, firsts, ends]
     constants = {key: common[key] for key in ("COMPUTE", "WIDE", "CHANNELS", "LEADS")} | {
         "VEC": vec,
+        "EDGES": vec > 0 and zeros_each % vec > 0,
         "ONCE": lanes_each <= lanes,
         "LANES": lanes,
         "num_warps": lanes // 32,

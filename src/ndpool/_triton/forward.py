@@ -12,28 +12,33 @@ from typing import Any
 import torch
 
 from ndpool._triton.kernels.any_forward import any_forward_kernel
-from ndpool._triton.kernels.planes import plane_forward_kernel
+from ndpool._triton.kernels.spans import span_forward_kernel
 from ndpool._triton.kernels.strip_forward import strip_forward_kernel
 from ndpool._triton.kernels.whole import rows_whole_kernel
 from ndpool._triton.launch import (
+    SQUARES,
     THREADS,
     Launch,
     axis_numbers,
     compute_type,
     divide_by,
     launcher,
+    magic,
     merged,
     nothing,
+    packed,
     padded,
     strips,
     tables,
+    walk_numbers,
     whole_planes,
     worst,
 )
 from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
+from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
 from ndpool.geometry import AxisPlan, Plan
 
-FILLED = 2**18  # lanes that keep a large device busy
+FILLED = 2**20  # lanes that keep a large device busy
 UNROLLED = 160  # loads that a strip may be made of: more take too long to compile
 
 
@@ -64,14 +69,21 @@ def forward(
         "OP": op,
         "KIND": kind,
         "LOW": worst(dtype, op),
-        "COMPUTE": compute_type(dtype, result, op == 2),
+        "COMPUTE": compute_type(dtype, result, op >= 2),
         "WIDE": w.big,
         "CHANNELS": w.channels,
         "LEADS": w.leads,
     }
     divide, by = divide_by(three, divides, divisor)
+    found = None
+    if op == SQUARES:
+        found = _strip(three, w, size, by, common | {"DIVIDE": divide}) if strips(three) else None
+        return found or _any(three, w, size, by, common | {"DIVIDE": divide}, device)
     if whole_planes(three, w):
-        return _plane(three, w, size, by, common | {"DIVIDE": divide})
+        return plane_forward(three, w, size, by, common | {"DIVIDE": divide})
+    rows = rows_of_channels(three, w)
+    if rows and prod(w.sizes) // widest(size) < 2**16:
+        return channels_forward(w, rows, size, by, common | {"DIVIDE": divide}, dtype)
     if taken_whole(three):
         found = _whole(three, w, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
@@ -80,33 +92,48 @@ def forward(
         found = _strip(three, w, size, by, common | {"DIVIDE": divide})
         if found is not None:
             return found
+    if unpadded(three):
+        found = _spans(three, w, size, by, common | {"DIVIDE": divide}, device)
+        if found is not None:
+            return found
     return _any(three, w, size, by, common | {"DIVIDE": divide}, device)
 
 
-def _plane(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]) -> Launch:
-    size, n_planes = axes[2].size, w.sizes[1] * w.sizes[2]
-    # Planes that follow each other are read by whole vectors, though these begin between two of them.
-    packed = w.leads < 2 and w.wide[1] in (0, size)
-    unit = widest(itemsize, size * n_planes) if packed else widest(itemsize, size, *w.wide[1:3])
-    width = min(1024 * unit, next_power(-(-(size + unit - 1) // unit)) * unit)
-    planes = max(1, next_power(THREADS * 4 * unit // width))
-    planes = min(planes, next_power(n_planes))
-    numbers: list[Any] = [n_planes, w.sizes[1], size, *w.wide[1:3], *w.narrow[1:3], by, 1 / by]
+def _spans(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
+) -> Launch | None:
+    d, h, last = axes
+    plane, planes = prod(a.size for a in axes), w.sizes[1] * w.sizes[2]
+    unit = min(4, widest(itemsize, plane * planes))
+    if not packed(axes, w) or unit == 1 or not unit <= last.kernel <= 32:
+        return None
+    n_lanes = planes * last.out
+    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    numbers: list[Any] = [n_lanes, *map(magic, (last.out, h.out, d.out)), plane, w.narrow[1], *w.narrow[3:]]
+    numbers += [h.size, last.size, d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
-        "PLANES": planes,
-        "WIDTH": width,
         "UNIT": unit,
-        "ONCE": width >= size + unit - 1,
-        "LEADS": w.leads,
-        "num_warps": 4 if planes * width <= 2**13 else 8,
+        "VECTORS": -(-(last.kernel + unit - 1) // unit),
+        "LANES": lanes,
+        "num_warps": lanes // 32,
     }
-    return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
+    held = [t for a in axes for t in tables(a, device)]
+    grid = -(-n_lanes // lanes) * d.out * h.out
+    return launcher(span_forward_kernel, grid, numbers, constants, held, itemsize < 16)
 
 
-def _channels(w: Walk, itemsize: int, outs: int) -> int:
+def _channels(w: Walk, itemsize: int, axes: tuple[AxisPlan, ...], coded: bool) -> int:
     """Channels per lane: fewer than a load could take where there would be too few lanes for the device."""
-    vec = channel_vector(w, itemsize)
-    while vec > 2 and prod(w.sizes) * outs // vec < FILLED:
+    vec, outs = channel_vector(w, itemsize), prod(a.out for a in axes)
+    small = prod(a.kernel for a in axes) <= 9
+    wide = coded and itemsize > 2 and rows_of_channels(axes, w)
+    least = FILLED if small else FILLED // 8 if wide else FILLED // 4
+    while vec > 2 and prod(w.sizes) * outs // vec < least:
         vec //= 2
     return vec
 
@@ -130,11 +157,15 @@ def _strip(
 ) -> Launch | None:
     d, h, last = axes
     coded = common["KIND"] != 0
-    vec = x_unit = y_unit = _channels(w, itemsize, last.out * h.out * d.out)
+    vec = x_unit = y_unit = _channels(w, itemsize, axes, coded)
     vector, columns, first, shift, vectors = 1, False, 0, 0, 1
     loop_w = last.kernel > 8
     if not w.channels and w.wide[5] == 1 and w.narrow[5] == 1:
         vector = min(8, widest(itemsize, last.size, *w.wide[1:5]))
+        if last.stride == 1 and prod(a.kernel for a in axes) <= 9:
+            # Shorter vectors where there would be too few lanes.
+            while vector > 2 and prod(w.sizes) * prod(a.out for a in axes) < vector * FILLED // 2:
+                vector //= 2
         outs = max(1, vector // last.stride)
         while outs * last.stride % vector:
             outs *= 2
@@ -153,23 +184,26 @@ def _strip(
         vec, outs, loop_w, loop_h = _side_by_side(last, h, vec, coded)
         x_unit = y_unit = vec
     if h.kernel <= h.stride:
-        rows = 2 if h.kernel < 4 else 1
+        rows = 2 if itemsize == 1 and h.kernel < 4 else 1
     elif loop_h:
         rows = 1 if h.stride > 1 else min(8, h.kernel) if columns and vec <= 4 else 4
+    elif h.stride > 1 and d.kernel == 1 and prod(w.sizes) * prod(a.out for a in axes) < 2 * FILLED:
+        rows = 1  # there would be too few strips
     else:
-        rows = 4
+        rows = 2 if columns and h.stride > 1 and (itemsize > 2 or coded) else 4
     while rows > 1 and (rows >= 2 * h.out or (coded and not columns and rows * outs * vec > 32)):
         rows //= 2
+    n_w = -(-last.out // (vec if columns else outs))
+    n_c = w.sizes[0] if columns else w.sizes[0] // vec
+    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
     bodies = 2 * rows if loop_h else (rows - 1) * h.stride + h.kernel
     across = 2 * outs if loop_w else (outs - 1) * last.stride + last.kernel
     if columns:
         across = min(vectors, 5) if loop_w else vectors
     if d.kernel * bodies * across > UNROLLED:
         return None
-    n_w = -(-last.out // (vec if columns else outs))
-    n_c = w.sizes[0] if columns else w.sizes[0] // vec
-    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
-    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    apart = h.kernel <= min(3, h.stride) and last.kernel <= min(3, last.stride) and itemsize > 1
+    lanes = min(2 * THREADS if apart else THREADS, max(32, next_power(n_lanes)))
     n_strips = -(-h.out // rows)
     grid = -(-n_lanes // lanes) * d.out * n_strips
     ends = [a.origin + (a.out - 1) * a.stride + a.kernel for a in axes]
@@ -178,9 +212,10 @@ def _strip(
     narrow = [s // y_unit for s in w.narrow]
     if not columns and vec > 1:
         wide[0] = narrow[0] = 1
-    numbers: list[Any] = [n_lanes, n_c, n_w, w.sizes[1], *wide, *narrow]
+    numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, n_strips, d.out), *wide, *narrow]
     numbers += [a.size for a in axes] + [a.out for a in axes] + [d.origin, h.origin]
     numbers += [b for a in axes for b in a.bounds] + [by, 1 / by, n_strips, h.kernel, last.kernel]
+    numbers.append(prod(a.kernel for a in axes))
     constants = common | {
         "KD": d.kernel,
         "KH": h.kernel,
@@ -244,6 +279,8 @@ def _whole(
     most = 2**11 if common["OP"] == 2 else 2**10
     # Rows are cut up inside a warp where four of them, of as many planes, are not too much for one.
     planes = max(4, most // max(width, outs * taps)) if short else 1
+    while planes > 4 and d.out * h.out * n_planes < planes * 1056:
+        planes //= 2
     wide = [s // unit for s in w.wide[1:5]]
     numbers: list[Any] = [w.sizes[1], n_planes, *wide, *w.narrow[1:], h.size, last.size]
     numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
@@ -280,15 +317,12 @@ def _any(
     if vec > 1:
         wide[0] = narrow[0] = 1
     numbers: list[Any] = [
-        n_lanes,
-        n_c,
-        last.out,
-        w.sizes[1],
+        *walk_numbers(n_lanes, n_c, last.out, w, axes[1].out, axes[0].out),
         *wide,
         *narrow,
         *(w.planes if per_plane else (0, 0, 0)),
     ]
-    numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by]
+    numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by, prod(a.kernel for a in axes)]
     constants = common | {
         "TABLE_D": not axes[0].regular,
         "TABLE_H": not axes[1].regular,
@@ -296,6 +330,8 @@ def _any(
         "UNIT": vec,
         "VEC": vec,
         "LANES": lanes,
+        # Comparisons wait for each other longer than sums do.
+        "UNROLL": 4 if common["OP"] == 2 else 8,
         "num_warps": lanes // 32,
     }
     # Tables of single planes serve one call alone.

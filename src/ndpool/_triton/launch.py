@@ -23,6 +23,7 @@ from ndpool.geometry import AxisPlan, Plan
 Launch = Callable[..., None]
 current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch without CUDA has none
 THREADS = 128
+SUM, SQUARES = 2, 3  # as `reductions` numbers them: a norm is the root of a sum of squares
 _TRIVIAL = AxisPlan(1, 1, 1, 1, 1, 0, (0, 1))
 _WHOLE = {
     torch.uint8: tl.uint8,
@@ -49,7 +50,7 @@ def compute_type(dtype: torch.dtype, result: torch.dtype, sums: bool) -> Any:
 
 def worst(dtype: torch.dtype, op: int) -> float | int:
     """What no element loses to; 0 for sums."""
-    if op == 2:
+    if op in (SUM, SQUARES):
         return 0
     if dtype.is_floating_point:
         return inf if op else -inf
@@ -116,6 +117,18 @@ def most_holders(axis: AxisPlan) -> int:
         return int(held.max(initial=1))
     _, kernel = axis.met()
     return -(-((kernel - 1) * axis.step + 1) // axis.stride)
+
+
+def magic(by: int) -> int:
+    """What numbers below 2**31 are multiplied with and shifted by in place of a division by `lanes.over`."""
+    more = max(0, by - 1).bit_length()
+    return 2**32 if by > LIMIT else ((1 << (31 + more)) // by + 1) | (31 + more) << 32
+
+
+def walk_numbers(n_lanes: int, n_c: int, n_w: int, w: Walk, *parts: int) -> list[int]:
+    """How programs are numbered: lanes, and what divides them; then the parts that come before lanes."""
+    counts = (n_c, n_w, w.sizes[1])
+    return [n_lanes, *counts, *map(magic, (*counts, *parts))]
 
 
 def padded(plan: Plan) -> tuple[AxisPlan, ...]:
@@ -228,3 +241,10 @@ def whole_planes(axes: tuple[AxisPlan, ...], w: Walk) -> bool:
     d, h, last = axes
     one = d is h is _TRIVIAL and last.out == 1 and last.regular and last.kernel == last.size
     return one and last.origin == 0 and not w.channels and w.wide[5] == 1 and 16 <= last.size < LIMIT // 2
+
+
+def packed(axes: tuple[AxisPlan, ...], w: Walk) -> bool:
+    """Whether the planes of the wide array follow each other in memory, and their rows too."""
+    inner = [prod(a.size for a in axes[k + 1 :]) for k in range(3)]
+    rows = all(a.size == 1 or s == n for a, s, n in zip(axes, w.wide[3:], inner, strict=True))
+    return rows and not w.channels and w.leads < 2 and w.wide[1] in (0, prod(a.size for a in axes))

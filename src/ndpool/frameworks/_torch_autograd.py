@@ -16,6 +16,7 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C._functorch import is_legacy_batchedtensor as is_legacy_batch
 from torch.autograd import Function, forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from ndpool._native import INDEX64, OFFSET8, OFFSET32
 from ndpool.frameworks import _torch_kernels as kernels
@@ -106,13 +107,28 @@ def unlooped(call: Callable[..., Any], n_tensors: int, args: tuple[Any, ...]) ->
 
 
 def take(x: Tensor, indices: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """The elements of each plane at these positions, with PyTorch's own derivatives."""
+    """The elements of each plane at these positions, with derivatives that are the same on every run."""
     lead = [a for a in range(x.dim()) if a not in axes]
     order = lead + list(axes)
     planes = [x.shape[a] for a in lead]
     flat, at = (t.permute(order).reshape(*planes, prod([t.shape[a] for a in axes])) for t in (x, indices))
-    taken = flat.gather(-1, at).reshape(*planes, *[indices.shape[a] for a in axes])
+    # On the CPU PyTorch's own is so already; a compiler derives its own from it.
+    plain = is_dynamo_compiling() or (x.is_cpu and not kernels._triton_only)
+    found = flat.gather(-1, at) if plain else at_places(flat, at, (len(planes),), flat.shape[-1])
+    taken = found.reshape(*planes, *[indices.shape[a] for a in axes])
     return taken.permute([order.index(a) for a in range(x.dim())])
+
+
+def _at_places(x: Tensor, places: Tensor, axes: tuple[int, ...], size: int) -> Tensor:
+    return x.gather(-1, places)
+
+
+def _added_at_places(grad: Tensor, places: Tensor, axes: tuple[int, ...], size: int) -> Tensor:
+    """Zeros with every gradient added at its place, in an order that does not change."""
+    flat, rows = places.reshape(-1, places.shape[-1]), grad.reshape(-1, grad.shape[-1])
+    result = grad.new_zeros((len(rows), size))
+    lines = torch.arange(len(rows), device=grad.device)[:, None].expand_as(flat)
+    return result.index_put_((lines, flat), rows, accumulate=True).reshape(*grad.shape[:-1], size)
 
 
 # Arguments, as in the kernels: gradient, offsets, axes, plan, reduction, channels_last
@@ -125,6 +141,9 @@ spread: Callable[..., Any] = linear(
     1,
     lambda grad, axes, plan, reduction, dtype, *rest: total(grad, axes, plan, reduction, grad.dtype, *rest),
 )
+# x or gradient, places along the last axis, that axis, its size
+at_places = linear(_at_places, 2, lambda *args: added_at_places(*args))
+added_at_places: Callable[..., Any] = linear(_added_at_places, 2, at_places)
 # values, indices, axes, fn, sizes
 unpool = linear(kernels.unpool, 2, lambda grad, indices, axes, *_: take(grad, indices, axes))
 

@@ -21,6 +21,7 @@ from ndpool._triton.backward import backward
 from ndpool._triton.forward import forward
 from ndpool._triton.launch import all_of, tables
 from ndpool._triton.parts import passes, pieces, steps
+from ndpool._triton.planes import by_channels
 from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, empty, is_channels_last, real, with_sizes
 from ndpool.geometry import Plan, round_bfloat16
 from ndpool.geometry import fractional as fractional_plan
@@ -40,8 +41,10 @@ def pool(
 ) -> Any:
     """Values, and with a `kind` also where in its window or its plane each was found."""
     if reduction.norm:
-        return _norm(x, axes, plan, dtype, divisor, norm, channels_last)
-    if plan.taps > 24:
+        if norm != 2 or not x.is_floating_point() or plan.taps > 24:
+            return _norm(x, axes, plan, dtype, divisor, norm, channels_last)
+        divisor = divisor or plan.norm_divisor
+    elif plan.taps > 24:
         channels_last = is_channels_last(x.shape, x.stride()) if channels_last is None else channels_last
         found = _in_passes(x, axes, plan, reduction, dtype, divisor, kind, channels_last)
         if found is not None:
@@ -77,21 +80,36 @@ def _in_passes(
     channels_last: bool,
 ) -> Any:
     """The same by several kernels, where one would take longer; None where it would not."""
-    floats = x.is_floating_point()
-    if kind == NO_EXTRA and (reduction.picks or (floats and not divisor)):
-        parts = _parts(x, plan, reduction, channels_last)
-        if parts is not None:
-            wide = dtype if reduction.picks or dtype.itemsize > 2 else torch.float32
-            if len(plan.axes) == 1:
-                first, then = (axes, parts[0]), (axes, parts[1])
-            else:
-                # Rows first: what is first along a row and then among rows is first of all.
-                first, then = (axes[-1:], parts[1]), (axes[:-1], parts[0])
-            x = pool(x, *first, reduction, wide, channels_last=channels_last)
-            return pool(x, *then, reduction, dtype, channels_last=channels_last)
-    if floats and (cut := pieces(plan, _programs(x, plan, channels_last), channels_last)):
+    if two := _passes(x, axes, plan, reduction, dtype, divisor, kind, channels_last):
+        for over, part, values in two:
+            x = pool(x, over, part, reduction, values, channels_last=channels_last)
+        return x
+    if x.is_floating_point() and (cut := _pieces(x, axes, plan, channels_last)):
         return _in_pieces(x, axes, plan, *cut, reduction, dtype, divisor, kind, channels_last)
     return None
+
+
+def _passes(
+    x: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    divisor: int,
+    kind: int,
+    channels_last: bool,
+) -> Any:
+    """Axes, plan and dtype of the values of two passes that replace one, if any."""
+    if kind != NO_EXTRA or not (reduction.picks or (x.is_floating_point() and not divisor)):
+        return None
+    parts = _parts(x, plan, reduction, channels_last)
+    if parts is None:
+        return None
+    wide = dtype if reduction.picks or dtype.itemsize > 2 else torch.float32
+    if len(plan.axes) == 1:
+        return (axes, parts[0], wide), (axes, parts[1], dtype)
+    # Rows first: what is first along a row and then among rows is first of all.
+    return (axes[-1:], parts[1], wide), (axes[:-1], parts[0], dtype)
 
 
 def _parts(x: Tensor, plan: Plan, reduction: Reduction, channels_last: bool) -> tuple[Plan, Plan] | None:
@@ -102,19 +120,38 @@ def _parts(x: Tensor, plan: Plan, reduction: Reduction, channels_last: bool) -> 
     return passes(plan, long) or (steps(plan) if reduction.picks else None)
 
 
-def one_kernel(x: Tensor, plan: Plan, reduction: Reduction, kind: int, channels_last: bool) -> bool:
-    """Whether one kernel does it all."""
-    if plan.taps <= 24:
-        return True
-    if kind == NO_EXTRA and _parts(x, plan, reduction, channels_last):
-        return False
-    return not pieces(plan, _programs(x, plan, channels_last), channels_last)
+def kernels_of(
+    x: Tensor,
+    axes: tuple[int, ...],
+    plan: Plan,
+    reduction: Reduction,
+    dtype: torch.dtype,
+    kind: int,
+    channels_last: bool,
+    device: torch.device,
+) -> list[tuple[Any, torch.dtype, Any]] | None:
+    """The kernels that make a call, if they only follow each other; what each writes comes first."""
+    if plan.taps > 24:
+        made: list[Any] = []
+        for over, part, values in _passes(x, axes, plan, reduction, dtype, 0, kind, channels_last) or ():
+            found = kernels_of(x, over, part, reduction, values, kind, channels_last, device)
+            if found is None:
+                return None
+            made += found
+            x = empty(torch.empty(0, device="meta"), found[-1][0], values, channels_last)
+        if made or (x.is_floating_point() and _pieces(x, axes, plan, channels_last)):
+            return made or None
+    memory = (x.shape, x.stride(), x.dtype, dtype, device)
+    outs, _, run = forward_of(plan, axes, *memory, reduction, kind, 0, channels_last, True)
+    return None if run is None else [(outs, dtype, run)]
 
 
-def _programs(x: Tensor, plan: Plan, channels_last: bool) -> int:
-    """How many programs work on one window: a block of channels is one."""
+def _pieces(x: Tensor, axes: tuple[int, ...], plan: Plan, channels_last: bool) -> tuple[Plan, int] | None:
+    """How windows are cut that are too few for a device, if they are; a block of channels is one program."""
+    if channels_last and by_channels(plan, axes, tuple(x.shape), x.stride()):
+        return None
     n_planes = x.numel() // max(1, prod(plan.sizes))
-    return -(-n_planes // 128) if channels_last else n_planes
+    return pieces(plan, -(-n_planes // 128) if channels_last else n_planes, channels_last)
 
 
 def _in_pieces(
@@ -222,7 +259,7 @@ def _norm(
     norm: float,
     channels_last: bool | None,
 ) -> Tensor:
-    """Power means: PyTorch's powers around a sum, in float32 or better."""
+    """Power means other than small windows' of 2: PyTorch's powers around a sum, in float32 or better."""
     whole = not x.dtype.is_floating_point or torch.float64 in (x.dtype, dtype)
     wide = torch.float64 if whole else torch.float32
     divisor = divisor or plan.norm_divisor

@@ -7,6 +7,7 @@ none, or a derivative other than reverse mode's, takes the room's usual way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from ndpool import geometry
 from ndpool._arguments import check_rank
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8
 from ndpool.frameworks import _torch_autograd as autograd
-from ndpool.frameworks._torch_gpu import forward_of, one_kernel
+from ndpool.frameworks._torch_gpu import kernels_of
 from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, CODES, empty, is_channels_last
 from ndpool.reductions import Reduction
 
@@ -47,11 +48,11 @@ def quick(
         return None
     if trains:
         return _train(x, recipe)
-    y = recipe.new(x)
+    y = recipe.new()
     if not return_indices:
         recipe.run(x, y, y)
         return y
-    extra = recipe.new_extra(x)
+    extra = recipe.new_extra()
     recipe.run(x, y, extra)
     return y, extra
 
@@ -59,8 +60,8 @@ def quick(
 class Recipe(NamedTuple):
     """What makes values and what is kept beside them, what writes both, and the backward's arguments."""
 
-    new: Callable[[Tensor], Tensor]
-    new_extra: Callable[[Tensor], Tensor]
+    new: Callable[[], Tensor]
+    new_extra: Callable[[], Tensor]
     run: Callable[..., None]
     args: tuple[Any, ...]
 
@@ -71,27 +72,42 @@ _recipes: dict[Any, Any] = {}
 def _recipe(
     fn: str, n_axes: int, reduction: Reduction, x: Tensor, window: tuple[Any, ...], kind: int, trains: bool
 ) -> Any:
-    """The recipe of a call that one kernel does; False elsewhere."""
+    """The recipe of a call that one kernel does, or two that follow each other; False elsewhere."""
     plan = geometry.named(fn, tuple(x.shape[-n_axes:]), window)
     axes = check_rank(fn, x.shape, n_axes)
     known = x.dtype in CODES and x.dtype is not torch.bool and x.layout is torch.strided
     known = known and (x.is_floating_point() or (reduction.picks and not trains)) and not reduction.norm
     last = is_channels_last(x.shape, x.stride())
-    if not known or not one_kernel(x, plan, reduction, kind, last) or (kind == OFFSET8 and plan.taps > 256):
+    if not known or (kind == OFFSET8 and plan.taps > 256):
         return False
-    memory = (x.shape, x.stride(), x.dtype, x.dtype, x.device)
-    outs, last, run = forward_of(plan, axes, *memory, reduction, kind, 0, last, True)
-    if run is None:
+    found = kernels_of(x, axes, plan, reduction, x.dtype, kind, last, x.device)
+    if found is None:
         return False
+    *before, (outs, _, run) = found
+    for shape, dtype, first in reversed(before):
+        run = _after(first, _maker(x, shape, dtype, last), run)
     args = (axes, plan, reduction, *(() if reduction.picks else (x.dtype, 0)), last)
-    return Recipe(_maker(outs, x.dtype, last), _maker(outs, _EXTRA_DTYPES[kind], last), run, args)
+    return Recipe(_maker(x, outs, x.dtype, last), _maker(x, outs, _EXTRA_DTYPES[kind], last), run, args)
 
 
-def _maker(shape: tuple[int, ...], dtype: torch.dtype, channels_last: bool) -> Callable[[Tensor], Tensor]:
-    if not channels_last:
-        return lambda x: x.new_empty(shape, dtype=dtype)
-    stride = empty(torch.empty(0, device="meta"), shape, dtype, True).stride()
-    return lambda x: x.new_empty_strided(shape, stride, dtype=dtype)
+def _after(first: Callable[..., None], new: Callable[[], Tensor], then: Callable[..., None]) -> Any:
+    def run(x: Tensor, y: Tensor, extra: Tensor) -> None:
+        between = new()
+        first(x, between, between)
+        then(between, y, extra)
+
+    return run
+
+
+def _maker(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, last: bool) -> Callable[[], Tensor]:
+    """What makes a tensor of this layout: PyTorch is quickest with one that it is to be like."""
+    like = torch.empty(1, dtype=dtype, device=x.device).expand(shape)
+    if not last:
+        return partial(torch.empty_like, like)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if len(shape) in formats:
+        return partial(torch.empty_like, like, memory_format=formats[len(shape)])
+    return partial(empty, x, shape, dtype, last)
 
 
 class Quick(Function):
@@ -100,10 +116,10 @@ class Quick(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, recipe: Recipe) -> Tensor:
         """Values; of picks the offsets are kept."""
-        y = recipe.new(x)
+        y = recipe.new()
         ctx.args = recipe.args
         if recipe.args[2].picks:
-            offsets = recipe.new_extra(x)
+            offsets = recipe.new_extra()
             recipe.run(x, y, offsets)
             ctx.save_for_backward(offsets)
         else:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, lanes_of
+from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, lanes_of, split
 from ndpool._triton.kernels.reducers import even_quotient, quotient, share_of, widen
 
 
@@ -133,6 +133,11 @@ def any_backward_kernel(
     n_c,
     n_w,
     n_1,
+    m_c,
+    m_w,
+    m_1,
+    m_s,
+    m_d,
     x_c,
     x_1,
     x_2,
@@ -204,9 +209,8 @@ def any_backward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
-    strip = pid % strips
-    d = pid // strips % size_d
-    live, c, w, l1, l2 = lanes_of(pid // strips // size_d, n_lanes, n_c, n_w, n_1, LANES, CHANNELS, LEADS)
+    strip, d, block = split(pid, strips, size_d, m_s, m_d, WIDE)
+    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT
     along = tl.arange(0, VEC)[None, :]

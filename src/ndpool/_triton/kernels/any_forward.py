@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, INDEX64, SIZES, base_of, lanes_of
-from ndpool._triton.kernels.reducers import even_quotient, merge, quotient, share_of, widen
+from ndpool._triton.kernels.lanes import AXES, INDEX64, SIZES, base_of, lanes_of, split
+from ndpool._triton.kernels.reducers import element, even_quotient, merge, quotient, root, share_of
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def _lead(first, step, kernel):
     return tl.minimum(tl.maximum(0, step - 1 - first) // step, kernel - 1)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *AXES, "p_c", "p_1", "p_2"])
+@triton.jit(do_not_specialize=[*SIZES, *AXES, "p_c", "p_1", "p_2", "taps"])
 def any_forward_kernel(
     x,
     y,
@@ -39,6 +39,11 @@ def any_forward_kernel(
     n_c,
     n_w,
     n_1,
+    m_c,
+    m_w,
+    m_1,
+    m_s,
+    m_d,
     x_c,
     x_1,
     x_2,
@@ -86,12 +91,14 @@ def any_forward_kernel(
     hi_w,
     divisor,
     inverse,
+    taps,
     TABLE_D: tl.constexpr,
     TABLE_H: tl.constexpr,
     TABLE_W: tl.constexpr,
     UNIT: tl.constexpr,
     VEC: tl.constexpr,
     LANES: tl.constexpr,
+    UNROLL: tl.constexpr,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     OP: tl.constexpr,
@@ -106,9 +113,8 @@ def any_forward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
-    oh = pid % out_h
-    od = pid // out_h % out_d
-    live, c, ow, l1, l2 = lanes_of(pid // out_h // out_d, n_lanes, n_c, n_w, n_1, LANES, CHANNELS, LEADS)
+    oh, od, block = split(pid, out_h, out_d, m_s, m_d, WIDE)
+    live, c, ow, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
     plane = base_of(c, l1, l2, p_c, p_1, p_2, CHANNELS, LEADS)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * UNIT
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * UNIT
@@ -137,11 +143,11 @@ def any_forward_kernel(
             h = first_h + th * step_h
             ok_h = ok_d & (h >= 0) & (h < end_h)
             row = x_base + (d * x_d + h * x_h) * UNIT
-            for tw in tl.range(0, kernel_w, loop_unroll_factor=4):
+            for tw in tl.range(0, kernel_w, loop_unroll_factor=UNROLL):
                 column = first_w + tw * step_w
                 ok = ok_h & (column >= 0) & (column < end_w)
                 at = row + column * x_w * UNIT
-                v = widen(tl.load(x + at[:, None] + along, mask=ok[:, None], other=LOW), COMPUTE)
+                v = element(tl.load(x + at[:, None] + along, mask=ok[:, None], other=LOW), OP, COMPUTE)
                 best, code = merge(best, code, v, (td * kernel_h + th) * kernel_w + tw, OP, CODED)
     ok = live[:, None]
     at = (y_base + (od * y_d + oh * y_h + ow * y_w) * UNIT)[:, None] + along
@@ -160,6 +166,7 @@ def any_forward_kernel(
         else:
             by *= share_of(first_w - front_w * step_w, whole_w, step_w, lo_w, hi_w)
         best = quotient(best, by[:, None])
+    best = root(best, taps, OP)
     tl.store(y + at, best.to(y.dtype.element_ty), mask=ok)
     if CODED:
         if KIND == INDEX64:

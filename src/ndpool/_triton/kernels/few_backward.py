@@ -39,6 +39,9 @@ def _pick(
     n_c,
     n_w,
     n_1,
+    m_c,
+    m_w,
+    m_1,
     x_c,
     x_1,
     x_2,
@@ -91,13 +94,14 @@ def _pick(
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     COMPUTE: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """Where LANES outputs took their values, and the whole gradient of these inputs."""
     lane = start + tl.arange(0, LANES)
     live = lane < lanes_each
     lane = pid * lanes_each + lane
     live = live & (lane < n_lanes)
-    c, w, l1, l2 = parts_of(lane, n_c, n_w, n_1, CHANNELS, LEADS)
+    c, w, l1, l2 = parts_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, WIDE)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS)
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS)
     w = tl.where(live, w, 0)
@@ -138,6 +142,25 @@ def _pick(
     return x_base + d * x_d + h * x_h + i * x_w, total, live
 
 
+@triton.jit
+def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl.constexpr):
+    """Zeros from begin to end: whole vectors, and what is left where the ends lie inside a vector."""
+    first = (begin + (VEC - 1)) // VEC
+    last = end // VEC
+    along = tl.arange(0, 4 * LANES * VEC)
+    for start in range(first, last, 4 * LANES):
+        there = start + along // VEC < last
+        tl.store(
+            result + start * VEC + along, tl.zeros([4 * LANES * VEC], result.dtype.element_ty), mask=there
+        )
+    if EDGES:
+        edge = tl.arange(0, 2 * VEC)
+        front = edge < VEC
+        at = tl.where(front, begin + edge, last * VEC + (edge - VEC))
+        there = (at < end) & (front | (at >= first * VEC)) & ((at < first * VEC) | (edge >= VEC))
+        tl.store(result + at, tl.zeros([2 * VEC], result.dtype.element_ty), mask=there)
+
+
 @triton.jit(do_not_specialize=[*SIZES, *AXES, "lanes_each", "zeros_each", "zeros"])
 def few_backward_kernel(
     grad,
@@ -159,6 +182,9 @@ def few_backward_kernel(
     n_c,
     n_w,
     n_1,
+    m_c,
+    m_w,
+    m_1,
     x_c,
     x_1,
     x_2,
@@ -208,6 +234,7 @@ def few_backward_kernel(
     MOST_H: tl.constexpr,
     MOST_W: tl.constexpr,
     VEC: tl.constexpr,
+    EDGES: tl.constexpr,
     ONCE: tl.constexpr,
     LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -240,6 +267,9 @@ def few_backward_kernel(
         n_c,
         n_w,
         n_1,
+        m_c,
+        m_w,
+        m_1,
         x_c,
         x_1,
         x_2,
@@ -286,15 +316,22 @@ def few_backward_kernel(
     if ONCE:
         # All that is read comes before the zeros, which would hold it up.
         to, total, live = _pick(
-            0, *given, TABLE_D, TABLE_H, TABLE_W, MOST_D, MOST_H, MOST_W, LANES, CHANNELS, LEADS, COMPUTE
+            0,
+            *given,
+            TABLE_D,
+            TABLE_H,
+            TABLE_W,
+            MOST_D,
+            MOST_H,
+            MOST_W,
+            LANES,
+            CHANNELS,
+            LEADS,
+            COMPUTE,
+            WIDE,
         )
     if VEC > 0:
-        along = tl.arange(0, 4 * LANES * VEC)
-        for start in range(0, zeros_each, 4 * LANES):
-            unit = start + along // VEC
-            there = (unit < zeros_each) & (pid * zeros_each + unit < zeros)
-            here = (pid * zeros_each + start) * VEC + along
-            tl.store(result + here, tl.zeros([4 * LANES * VEC], result.dtype.element_ty), mask=there)
+        _zeros(result, pid * zeros_each, tl.minimum(pid * zeros_each + zeros_each, zeros), VEC, EDGES, LANES)
         # No other program writes to these planes.
         tl.debug_barrier()
     if ONCE:
@@ -314,5 +351,6 @@ def few_backward_kernel(
                 CHANNELS,
                 LEADS,
                 COMPUTE,
+                WIDE,
             )
             tl.store(result + to, total.to(result.dtype.element_ty), mask=live)

@@ -7,7 +7,16 @@ the flat memory they are.
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.reducers import NOWHERE, SUM, best_along, even_quotient, merge, widen
+from ndpool._triton.kernels.lanes import over
+from ndpool._triton.kernels.reducers import (
+    NOWHERE,
+    SUM,
+    best_along,
+    even_quotient,
+    merge,
+    unsigned_zero,
+    widen,
+)
 
 _SIZES = ["planes", "n_1", "size", "x_1", "x_2", "y_1", "y_2", "divisor", "inverse"]
 
@@ -62,8 +71,10 @@ def plane_forward_kernel(
     best = tl.full([PLANES, WIDTH], LOW, COMPUTE)
     where = tl.where(first >= 0, first, first + WIDTH)
     where = tl.where(where < size, where, NOWHERE)
+    to = l1 * y_1 + l2 * y_2
     if ONCE:
-        v = widen(tl.load(x + base + slot, mask=live[:, None] & (vector < size + before), other=LOW), COMPUTE)
+        there = live[:, None] & (vector < size + before)
+        v = widen(tl.load(x + base + slot, mask=there, other=LOW), COMPUTE)
         best = tl.where((first >= 0) & (first < size), v, LOW)
     else:
         for start in range(0, size + UNIT - 1, WIDTH):
@@ -72,25 +83,27 @@ def plane_forward_kernel(
             i = start + first
             v = tl.where((i >= 0) & (i < size), v, LOW)
             best, where = merge(best, where, v, i, OP, True)
-    to = l1 * y_1 + l2 * y_2
     if OP == SUM:
         value = tl.sum(best, 1)
         if DIVIDE == 1:
             value = even_quotient(value, divisor, inverse)
+        else:
+            value = unsigned_zero(value)
     else:
         value, where = best_along(best, where, 1, OP, KIND != 0)
-        if KIND != 0:
-            tl.store(extra + to, where.to(extra.dtype.element_ty), mask=live)
+    if KIND != 0:
+        tl.store(extra + to, where.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
 
 
-@triton.jit(do_not_specialize=["lanes", "size", "y_1", "divisor", "inverse"])
+@triton.jit(do_not_specialize=["lanes", "size", "m_size", "y_1", "divisor", "inverse"])
 def plane_backward_kernel(
     grad,
     offsets,
     result,
     lanes,
     size,
+    m_size,
     y_1,
     divisor,
     inverse,
@@ -108,15 +121,16 @@ def plane_backward_kernel(
     lane = pid * LANES + tl.arange(0, LANES)
     live = lane < lanes
     # A vector is in two planes at most.
-    plane = lane * VEC // size
-    next_plane = (lane * VEC + (VEC - 1)) // size
+    plane = over(lane * VEC, size, m_size, WIDE)
+    end = (plane + 1) * size - lane * VEC  # of the first plane, seen from the vector's first element
+    next_plane = plane + (end < VEC).to(plane.dtype)
     a = widen(tl.load(grad + plane * y_1, mask=live, other=0), COMPUTE)
     b = widen(tl.load(grad + next_plane * y_1, mask=live, other=0), COMPUTE)
     if DIVIDE == 1:
         a = even_quotient(a, divisor, inverse)
         b = even_quotient(b, divisor, inverse)
     along = tl.arange(0, VEC)[None, :]
-    g = tl.where(along < ((plane + 1) * size - lane * VEC)[:, None], a[:, None], b[:, None])
+    g = tl.where(along < end[:, None], a[:, None], b[:, None])
     if PICKS:
         # Where the picked elements are, seen from the vector's first.
         at_a = plane * size + tl.load(offsets + plane * y_1, mask=live, other=0) - lane * VEC

@@ -7,7 +7,7 @@ numbers of the reductions are those of `reductions.py`. Tuples are unrolled whil
 import triton
 import triton.language as tl
 
-MAX, MIN, SUM = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+MAX, MIN, SUM, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 NOWHERE = tl.constexpr(2**30 - 1)  # the code of no element
 
 
@@ -22,9 +22,30 @@ def widen(v, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def element(v, OP: tl.constexpr, COMPUTE: tl.constexpr):
+    """The values as a reduction takes them."""
+    v = widen(v, COMPUTE)
+    if OP == SQUARES:
+        v = v * v
+    return v
+
+
+@triton.jit
+def root(mean, taps, OP: tl.constexpr):
+    """Of a mean of squares, the norm of a whole window; anything else as it is."""
+    if OP == SQUARES:
+        mean = mean * taps.to(mean.dtype)
+        if mean.dtype == tl.float32:
+            mean = tl.sqrt_rn(mean)
+        else:
+            mean = tl.sqrt(mean)
+    return mean
+
+
+@triton.jit
 def merge(a, a_code, b, b_code, OP: tl.constexpr, CODED: tl.constexpr):
     """The better of an earlier `a` and a later `b` with its code, or their sum."""
-    if OP == SUM:
+    if OP == SUM or OP == SQUARES:
         return a + b, a_code
     else:
         if OP == MIN:
@@ -202,6 +223,15 @@ def share_of(first, kernel, step, lo, hi):
 
 
 @triton.jit
+def unsigned_zero(total):
+    """The sum as one that began with 0: of nothing but -0 it is 0."""
+    if total.dtype.is_floating():
+        return total + 0.0
+    else:
+        return total
+
+
+@triton.jit
 def quotient(total, by):
     """The sum over its divisor: rounded to nearest, or cut towards zero."""
     if total.dtype == tl.float32:
@@ -216,8 +246,9 @@ def quotient(total, by):
 def even_quotient(total, by, inverse):
     """The same for a divisor that all share, given with its inverse: one correction rounds it rightly."""
     if total.dtype == tl.float32:
-        guess = total * inverse
+        # A sum of nothing but -0 is 0.
+        guess = tl.fma(total, inverse, 0.0)
         rest = tl.fma(guess, -by.to(tl.float32), total)
         return tl.where(rest == rest, tl.fma(rest, inverse, guess), guess)
     else:
-        return quotient(total, by)
+        return quotient(unsigned_zero(total), by)

@@ -8,30 +8,43 @@ results, which stay in registers, the windows along the axis before it are put t
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, INDEX64, SIZES, base_of, lanes_of
+from ndpool._triton.kernels.lanes import AXES, INDEX64, SIZES, base_of, lanes_of, split
 from ndpool._triton.kernels.reducers import (
+    SUM,
     around_core,
     columns_of,
+    element,
     even_quotient,
     merge,
     quotient,
     reduce_windows,
+    root,
     share_of,
     tile_of,
-    widen,
+    unsigned_zero,
 )
 
 # The kernel's sizes are known, but a loop to an unknown end is not unrolled.
-_SIZES = [*SIZES, *AXES, "strips"]
+_SIZES = [*SIZES, *AXES, "strips", "taps"]
 _SIZES = [name for name in _SIZES if name not in ("origin_w", "kernel_d")]
 
 
 @triton.jit
-def _vector(x, base, column, size_w, ok, LOW: tl.constexpr, WIDTH: tl.constexpr, COMPUTE: tl.constexpr):
+def _vector(
+    x,
+    base,
+    column,
+    size_w,
+    ok,
+    WIDTH: tl.constexpr,
+    OP: tl.constexpr,
+    LOW: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
     """Neighbouring columns, all inside the input or none."""
     there = ok & (column >= 0) & (column < size_w)
     at = (base + column)[:, None] + tl.arange(0, WIDTH)[None, :]
-    return widen(tl.load(x + at, mask=there[:, None], other=LOW), COMPUTE)
+    return element(tl.load(x + at, mask=there[:, None], other=LOW), OP, COMPUTE)
 
 
 @triton.jit
@@ -70,16 +83,16 @@ def _columns(
             if i == 0 and SHIFT == VECTOR - 1:
                 # Of this vector only the last element is needed, of the next case only the first.
                 there = ok & (column >= 0) & (column < size_w)
-                one = widen(tl.load(x + base + column + SHIFT, mask=there, other=LOW), COMPUTE)
+                one = element(tl.load(x + base + column + SHIFT, mask=there, other=LOW), OP, COMPUTE)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             elif i * VECTOR + 1 == LAST:
                 there = ok & (column >= 0) & (column < size_w)
-                one = widen(tl.load(x + base + column, mask=there, other=LOW), COMPUTE)
+                one = element(tl.load(x + base + column, mask=there, other=LOW), OP, COMPUTE)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             else:
-                tile = _vector(x, base, column, size_w, ok, LOW, VECTOR, COMPUTE)
+                tile = _vector(x, base, column, size_w, ok, VECTOR, OP, LOW, COMPUTE)
                 v = v + columns_of(tile, LANES, VECTOR)
         else:
             for _j in tl.static_range(VECTOR):
@@ -92,7 +105,7 @@ def _columns(
             core, core_code = merge(core, core_code, v[i], codes[i], OP, CODED)
         for i in range(CORE, (SHIFT + kernel_w) // VECTOR):
             column = w * (VEC * SW) + (FIRST_VECTOR + i) * VECTOR
-            tile = _vector(x, base, column, size_w, ok, LOW, VECTOR, COMPUTE)
+            tile = _vector(x, base, column, size_w, ok, VECTOR, OP, LOW, COMPUTE)
             found = columns_of(tile, LANES, VECTOR)
             for j in tl.static_range(VECTOR):
                 core, core_code = merge(
@@ -131,6 +144,7 @@ def _channel(
     UNIT: tl.constexpr,
     VEC: tl.constexpr,
     EDGES: tl.constexpr,
+    OP: tl.constexpr,
     LOW: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
@@ -139,7 +153,7 @@ def _channel(
     if EDGES:
         there = ok & (column >= 0) & (column < size_w)
     at = (base + column * x_w * UNIT)[:, None] + tl.arange(0, VEC)[None, :]
-    return widen(tl.load(x + at, mask=there[:, None], other=LOW), COMPUTE)
+    return element(tl.load(x + at, mask=there[:, None], other=LOW), OP, COMPUTE)
 
 
 @triton.jit
@@ -174,15 +188,15 @@ def _channels(
         right = ()
         right_codes = ()
         for t in tl.static_range(OUTS - 1):
-            left = left + (_channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, LOW, COMPUTE),)
+            left = left + (_channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE),)
             left_codes = left_codes + (zero + t,)
-        core = _channel(x, base, first + (OUTS - 1), x_w, size_w, ok, UNIT, VEC, EDGES, LOW, COMPUTE)
+        core = _channel(x, base, first + (OUTS - 1), x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE)
         core_code = zero + (OUTS - 1)
         for t in tl.range(OUTS, kernel_w, loop_unroll_factor=4):
-            v = _channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, LOW, COMPUTE)
+            v = _channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE)
             core, core_code = merge(core, core_code, v, zero + t, OP, CODED)
         for t in tl.static_range(OUTS - 1):
-            v = _channel(x, base, first + (KW + t), x_w, size_w, ok, UNIT, VEC, EDGES, LOW, COMPUTE)
+            v = _channel(x, base, first + (KW + t), x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE)
             right, right_codes = right + (v,), right_codes + (zero + (KW + t),)
         if OUTS == 1:
             v, codes = (core,), (core_code,)
@@ -193,7 +207,7 @@ def _channels(
         codes = ()
         for t in tl.static_range((OUTS - 1) * SW + KW):
             if t % SW < KW:
-                one = _channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, LOW, COMPUTE)
+                one = _channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE)
             v, codes = v + (one,), codes + (zero + t,)
         v, codes = reduce_windows(v, codes, OUTS, 0, KW, SW, OP, CODED)
     if CODED:
@@ -213,6 +227,11 @@ def strip_forward_kernel(
     n_c,
     n_w,
     n_1,
+    m_c,
+    m_w,
+    m_1,
+    m_s,
+    m_d,
     x_c,
     x_1,
     x_2,
@@ -244,6 +263,7 @@ def strip_forward_kernel(
     strips,
     kernel_h,
     kernel_w,
+    taps,
     KD: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
@@ -280,9 +300,8 @@ def strip_forward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
-    strip = pid % strips
-    od = pid // strips % out_d
-    live, c, w, l1, l2 = lanes_of(pid // strips // out_d, n_lanes, n_c, n_w, n_1, LANES, CHANNELS, LEADS)
+    strip, od, block = split(pid, strips, out_d, m_s, m_d, WIDE)
+    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT
     zero = w * 0  # masks are vectors from the start: the interpreter takes a scalar truth for an integer
@@ -383,11 +402,14 @@ def strip_forward_kernel(
                 ok = ok & (ow < out_w)
             at = y_at + (od * y_d + oh * y_h) * Y_UNIT
             v = values[q * ROWS + o]
+            if OP == SUM and DIVIDE != 1:
+                v = unsigned_zero(v)
             if DIVIDE == 1:
                 v = even_quotient(v, divisor, inverse)
             if DIVIDE == 2:
                 by = share_of(first_d, KD, 1, lo_d, hi_d) * share_of(first_h + o * SH, KH, 1, lo_h, hi_h)
                 v = quotient(v, by * share_of(first_w, KW, 1, lo_w, hi_w))
+            v = root(v, taps, OP)
             tl.store(y + at, v.to(y.dtype.element_ty), mask=ok)
             if CODED:
                 code = codes[q * ROWS + o] - o * SH * KW
