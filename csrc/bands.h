@@ -232,7 +232,7 @@ template <class V> inline V zip_hi(V a, V b) {
 // zeros: the compiler would go through them one by one.
 template <class To, int N, class From> inline Vec<To, N> widened(const From* p) {
   if constexpr (N * sizeof(From) >= 8) {
-    return __builtin_convertvector(read<From, N>(p), Vec<To, N>);
+    return converted<Vec<To, N>>(read<From, N>(p));
   } else {
     static_assert(sizeof(From) == 1);
     UnsignedLike<Vec<From, N>> bits;
@@ -241,7 +241,7 @@ template <class To, int N, class From> inline Vec<To, N> widened(const From* p) 
     const auto pairs = reinterpret_cast<Vec<std::uint16_t, 8>>(zip_lo(bytes, Vec<std::uint8_t, 16>{}));
     const auto words = reinterpret_cast<Vec<std::uint32_t, 4>>(zip_lo(pairs, Vec<std::uint16_t, 8>{}));
     if constexpr (N == 4)
-      return __builtin_convertvector(words, Vec<To, 4>);
+      return converted<Vec<To, 4>>(words);
     else
       return reinterpret_cast<Vec<To, N>>(zip_lo(words, Vec<std::uint32_t, 4>{}));
   }

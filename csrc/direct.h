@@ -86,8 +86,8 @@ template <class R, class S, bool coded> struct Direct {
     if constexpr (std::is_same_v<S, bf16>)
       return reinterpret_cast<Vn<N>>(read<std::uint32_t, N>(reinterpret_cast<const std::uint32_t*>(x)) << 16);
     else if constexpr (sizeof(S) == 1)
-      return reinterpret_cast<Vn<N>>(__builtin_convertvector(
-          read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x)), Vec<std::uint8_t, N>));
+      return reinterpret_cast<Vn<N>>(
+          converted<Vec<std::uint8_t, N>>(read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x))));
     else
       return evens(read_as<V, N>(x), read_as<V, N>(x + N));
   }
@@ -108,14 +108,14 @@ template <class R, class S, bool coded> struct Direct {
       taps[1] = reinterpret_cast<Vn<N>>(words & 0xffff0000u);
       all = taps[0] + taps[1];
     } else if constexpr (sizeof(S) == 1 && !std::is_same_v<S, V>) {
-      const auto words = __builtin_convertvector(
-          read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x)), Vec<std::int32_t, N>);
-      taps[0] = __builtin_convertvector(words & 255, Vn<N>);
-      taps[1] = __builtin_convertvector(words >> 8, Vn<N>);
+      const auto words =
+          converted<Vec<std::int32_t, N>>(read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x)));
+      taps[0] = converted<Vn<N>>(words & 255);
+      taps[1] = converted<Vn<N>>(words >> 8);
     } else if constexpr (sizeof(S) == 1) {  // of a word, too
       const auto words = read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x));
-      taps[0] = reinterpret_cast<Vn<N>>(__builtin_convertvector(words, Vec<std::uint8_t, N>));
-      taps[1] = reinterpret_cast<Vn<N>>(__builtin_convertvector(words >> 8, Vec<std::uint8_t, N>));
+      taps[0] = reinterpret_cast<Vn<N>>(converted<Vec<std::uint8_t, N>>(words));
+      taps[1] = reinterpret_cast<Vn<N>>(converted<Vec<std::uint8_t, N>>(words >> 8));
     } else {
       const Vn<N> a = read_as<V, N>(x), b = read_as<V, N>(x + N);
       taps[0] = evens(a, b);
@@ -198,10 +198,10 @@ template <class R, class S, bool coded> struct Direct {
     if constexpr (coded) {
       if (extra == Extra::offset8)
         write(reinterpret_cast<std::uint8_t*>(strip.extra) + element,
-              __builtin_convertvector(best.code, Vec<std::uint8_t, N>));
+              converted<Vec<std::uint8_t, N>>(best.code));
       else
         write(reinterpret_cast<int64_t*>(strip.extra) + element,
-              __builtin_convertvector(best.code, Vec<int64_t, N>) + (position + stride * iota<N>()));
+              converted<Vec<int64_t, N>>(best.code) + (position + stride * iota<N>()));
     }
   }
 
@@ -515,6 +515,16 @@ template <class R, class S, bool coded> struct DirectRows {
     strips<wide<V>>(p, begin, end, carry);
   }
 
+  // Whether the rows step evenly from plane to plane as well: all of them are one strip.
+  static bool endless(const Problem& p) {
+    if (p.n_axes > 2 || p.n_lead != 1) return false;
+    if (p.n_axes == 1) return true;
+    const Axis& rows = p.axes[0];
+    const Range whole = interior(rows, 0, rows.out);
+    return p.extra != Extra::index64 && whole.lo == 0 && whole.hi == rows.out &&
+           p.x.lead[0] == rows.out * rows.stride * p.x.pooled[0];
+  }
+
 private:
   template <int N>
   static void strips(const Problem& p, int64_t begin, int64_t end, const typename D::Carry& carry) {
@@ -583,16 +593,6 @@ private:
         strip.extra += y_step * (p.extra == Extra::index64 ? 8 : 1);
       }
     return to - from;
-  }
-
-  // Whether the rows step evenly from plane to plane as well: all of them are one strip.
-  static bool endless(const Problem& p) {
-    if (p.n_axes > 2 || p.n_lead != 1) return false;
-    if (p.n_axes == 1) return true;
-    const Axis& rows = p.axes[0];
-    const Range whole = interior(rows, 0, rows.out);
-    return p.extra != Extra::index64 && whole.lo == 0 && whole.hi == rows.out &&
-           p.x.lead[0] == rows.out * rows.stride * p.x.pooled[0];
   }
 
   // The output rows from here on whose windows step evenly through memory, `room` at most.

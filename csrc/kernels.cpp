@@ -2,7 +2,8 @@
 // linkage, so that no function compiled for a newer processor can take the place of its namesake elsewhere.
 //
 // Forward:   strips, tracks, long_sums (the usual windows of stride 1), slide (all of stride 1),
-//            direct (windows of 2 and 3), blocks (little shared), lanes (channels last), forward (the rest)
+//            small (planes of short rows), direct (windows of 2 and 3), blocks (little shared),
+//            lanes (channels last), forward (the rest)
 // Backward:  pick, pick_lanes, scatter (maxima), spread (sums), backward (the rest)
 #include "kernels.h"
 
@@ -12,6 +13,7 @@
 #include "lanes.h"
 #include "long_sums.h"
 #include "slide.h"
+#include "small.h"
 #include "strips.h"
 #include "tracks.h"
 
@@ -52,6 +54,10 @@ template <class R, class S, bool coded> Kernel quick_engine(const Problem& p) {
     if (shares_little(p) && Lanes<R, S, coded>::serves(p)) return kernel_of<Lanes<R, S, coded>>();
     return {};
   }
+#if defined(__AVX512VL__)
+  if constexpr (std::is_same_v<S, float> && !std::is_same_v<R, Min<float>>)
+    if (Small<R, coded>::serves(p)) return kernel_of<Small<R, coded>>();
+#endif
   if (DirectRows<R, S, coded>::serves(p)) return kernel_of<DirectRows<R, S, coded>>();
   if (Blocks<R, S, coded>::serves(p)) return kernel_of<Blocks<R, S, coded>>();
   return {};

@@ -58,10 +58,69 @@ template <class T, int N> inline Vec<T, N> read(const T* p) {
 }
 template <class T, class V> inline void write(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
 
+#if defined(__AVX2__)
+template <class To> inline To first_of(__m128i v) {
+  To low;
+  __builtin_memcpy(&low, &v, sizeof low);
+  return low;
+}
+#endif
+
+// The same numbers in another type. The compiler goes through them one by one where the widths differ by more than
+// two; processors have an instruction for it.
+template <class To, class V> __attribute__((always_inline)) inline To converted(V v) {
+  using F = Element<V>;
+  constexpr int n = length_of<V>, from = sizeof(F), to = sizeof(Element<To>);
+  static_assert(n == length_of<To>);
+#if defined(__AVX2__)
+  constexpr bool whole = std::is_integral_v<F> && std::is_integral_v<Element<To>>;
+  constexpr int held = sizeof v < 16 ? 16 : sizeof v;
+  if constexpr (whole && from < to && n * to == vector_bytes && std::is_unsigned_v<F>) {
+    Vec<std::uint8_t, held> wide{};
+    __builtin_memcpy(&wide, &v, sizeof v);
+#if defined(__AVX512F__)
+    if constexpr (from == 1 && to == 4)
+      return reinterpret_cast<To>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(wide)));
+    if constexpr (from == 1 && to == 8)
+      return reinterpret_cast<To>(_mm512_cvtepu8_epi64(reinterpret_cast<__m128i>(wide)));
+    if constexpr (from == 2 && to == 4)
+      return reinterpret_cast<To>(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(wide)));
+    if constexpr (from == 4 && to == 8)
+      return reinterpret_cast<To>(_mm512_cvtepu32_epi64(reinterpret_cast<__m256i>(wide)));
+#else
+    const __m128i m = reinterpret_cast<__m128i>(wide);
+    if constexpr (from == 1 && to == 4) return reinterpret_cast<To>(_mm256_cvtepu8_epi32(m));
+    if constexpr (from == 1 && to == 8) return reinterpret_cast<To>(_mm256_cvtepu8_epi64(m));
+    if constexpr (from == 2 && to == 4) return reinterpret_cast<To>(_mm256_cvtepu16_epi32(m));
+    if constexpr (from == 4 && to == 8) return reinterpret_cast<To>(_mm256_cvtepu32_epi64(m));
+#endif
+  }
+#if defined(__AVX512VL__)
+  if constexpr (whole && to == 1 && from >= 4 && (sizeof v == 64 || sizeof v == 32)) {
+    __m128i bytes;
+    if constexpr (sizeof v == 64 && from == 4) bytes = _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(v));
+    if constexpr (sizeof v == 64 && from == 8) bytes = _mm512_cvtepi64_epi8(reinterpret_cast<__m512i>(v));
+    if constexpr (sizeof v == 32 && from == 4) bytes = _mm256_cvtepi32_epi8(reinterpret_cast<__m256i>(v));
+    if constexpr (sizeof v == 32 && from == 8) bytes = _mm256_cvtepi64_epi8(reinterpret_cast<__m256i>(v));
+    return first_of<To>(bytes);
+  }
+#else
+  // The lowest bytes of each half, side by side.
+  if constexpr (whole && to == 1 && from == 4 && sizeof v == 32) {
+    const __m256i lowest = _mm256_set1_epi64x(std::int64_t(0x808080800c080400)),
+                  halves = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(v), lowest);
+    return first_of<To>(
+        _mm_unpacklo_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1)));
+  }
+#endif
+#endif
+  return __builtin_convertvector(v, To);
+}
+
 // N elements from storage, in the compute type.
 template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
   if constexpr (std::is_same_v<S, bf16>) {
-    const auto bits = __builtin_convertvector(read<std::uint16_t, N>(&p->bits), Vec<std::uint32_t, N>) << 16;
+    const auto bits = converted<Vec<std::uint32_t, N>>(read<std::uint16_t, N>(&p->bits)) << 16;
     return reinterpret_cast<Vec<float, N>>(bits);
   } else if constexpr (std::is_same_v<S, f16>) {
 #if defined(__AVX512F__)
@@ -74,7 +133,7 @@ template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
       return reinterpret_cast<Vec<float, N>>(
           _mm256_cvtph_ps(reinterpret_cast<__m128i>(read<std::uint16_t, N>(&p->bits))));
 #endif
-    const auto h = __builtin_convertvector(read<std::uint16_t, N>(&p->bits), Vec<std::uint32_t, N>);
+    const auto h = converted<Vec<std::uint32_t, N>>(read<std::uint16_t, N>(&p->bits));
     const auto magnitude = (h & 0x7fffu) << 13, exponent = magnitude & 0x0f800000u;
     const auto quiet =
         magnitude > 0x0f800000u ? 0x00400000u + Vec<std::uint32_t, N>{} : Vec<std::uint32_t, N>{};
@@ -86,7 +145,7 @@ template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
     const auto bits = exponent == 0u ? reinterpret_cast<Vec<std::uint32_t, N>>(tiny) : normal;
     return reinterpret_cast<Vec<float, N>>(bits | (h & 0x8000u) << 16);
   } else if constexpr (!std::is_same_v<S, V>) {
-    return __builtin_convertvector(__builtin_convertvector(read<S, N>(p), Vec<std::int32_t, N>), Vec<V, N>);
+    return converted<Vec<V, N>>(converted<Vec<std::int32_t, N>>(read<S, N>(p)));
   } else {
     return read<V, N>(p);
   }
@@ -119,9 +178,9 @@ template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, 
       bits = magnitude > 0x7f800000u ? 0x7e00u | (magnitude >> 13 & 0x1ffu) : bits;
       bits |= (u >> 16) & 0x8000u;
     }
-    write(&p->bits, __builtin_convertvector(bits, Vec<std::uint16_t, N>));
+    write(&p->bits, converted<Vec<std::uint16_t, N>>(bits));
   } else if constexpr (!std::is_same_v<S, V>) {
-    write(p, __builtin_convertvector(__builtin_convertvector(v, Vec<std::int32_t, N>), Vec<S, N>));
+    write(p, converted<Vec<S, N>>(converted<Vec<std::int32_t, N>>(v)));
   } else {
     write(p, v);
   }
@@ -130,11 +189,11 @@ template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, 
 // Codes to storage: bytes, ints, or positions counted from `base`.
 template <int N, class C> inline void write_codes(Extra extra, char* to, int64_t at, C code, int64_t base) {
   if (extra == Extra::offset8)
-    write(reinterpret_cast<std::uint8_t*>(to) + at, __builtin_convertvector(code, Vec<std::uint8_t, N>));
+    write(reinterpret_cast<std::uint8_t*>(to) + at, converted<Vec<std::uint8_t, N>>(code));
   else if (extra == Extra::offset32)
-    write(reinterpret_cast<std::int32_t*>(to) + at, __builtin_convertvector(code, Vec<std::int32_t, N>));
+    write(reinterpret_cast<std::int32_t*>(to) + at, converted<Vec<std::int32_t, N>>(code));
   else
-    write(reinterpret_cast<int64_t*>(to) + at, __builtin_convertvector(code, Vec<int64_t, N>) + base);
+    write(reinterpret_cast<int64_t*>(to) + at, converted<Vec<int64_t, N>>(code) + base);
 }
 
 template <class V, int... I> inline V evens(V a, V b, std::integer_sequence<int, I...>) {

@@ -23,6 +23,11 @@ SLIDING = [
     ((40, 9, 14, 14), (2,)),  # planes that are one strip
     ((40, 9, 13, 13), (3, 2)),
     ((9, 40, 28, 28), (3, 2, 1)),
+    ((11, 7, 7, 7), (3, 2, 1)),  # planes of short rows
+    ((11, 7, 7, 9), (2,)),
+    ((5, 9, 15, 31), (2, 2, 1)),
+    ((5, 9, 14, 16), (3, 2, 1)),
+    ((1, 3, 5, 3), (3, 2)),
     ((1, 17, 33, 40), (3, 1, 1)),
     ((2, 17, 20, 20), (5, 1, 2)),
     ((1, 300, 9, 11), (2,)),
@@ -31,6 +36,7 @@ SLIDING = [
     ((1, 145, 11, 10), (7, 1, 3)),
 ]
 DILATED = [
+    ((3, 9, 33, 32), (3, 2, 1, 1, True)),  # no dilation, but an odd end
     ((2, 3, 130, 300), (3, 2, 1, 2)),
     ((2, 2, 31, 520), (2, 2, 1, 3)),
     ((40, 9, 14, 14), (2, 2, 0, 2)),
@@ -68,6 +74,7 @@ def data(shape, dtype, last, odd):
     if odd:
         for value in (np.nan, np.inf, -np.inf, -0.0, -0.0, 0.0):
             x[rng.random(shape) < 2e-3] = value
+        x[0, 0], x[-1, -1] = -np.inf, -0.0
     t = torch.from_numpy(x).to(dtype)
     return t.contiguous(memory_format=torch.channels_last) if last else t
 

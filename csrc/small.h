@@ -1,0 +1,204 @@
+// Small planes: rows of floats that one or two vectors hold, in windows of two or three that move by two. Rows are
+// folded first, each read once; what is left is a single row, whose evens and odds are the taps. For sums that is the
+// order of every engine. Of maxima with codes, the earlier one wins among equals. Without codes it finds the right
+// number, but of equal zeros perhaps the wrong one: planes with a negative zero in them are left to the direct engine,
+// and so are those with a NaN.
+#pragma once
+
+#include "direct.h"
+
+#if defined(__AVX512VL__)
+
+namespace ndpool {
+namespace {
+
+template <class R, bool coded> class Small {
+  using V = float;
+  static constexpr int N = wide<V>;
+  using Vn = Vec<V, N>;
+  using Cn = Vec<std::int32_t, N>;
+  using Careful = DirectRows<R, V, coded>;
+  static constexpr int64_t calm_planes = 16;  // done by the careful engine after one that needs it
+
+public:
+  static bool serves(const Problem& p) {
+    if (p.n_axes != 2 || !Careful::serves(p) || p.axes[0].uncropped != p.axes[0].kernel) return false;
+    for (int a = 0; a < 2; ++a)
+      if (p.axes[a].kernel != p.axes[1].kernel || p.axes[a].stride != 2 || p.axes[a].step != 1) return false;
+    return reach(p) <= 2 * N && !(p.axes[1].kernel == 2 && Careful::endless(p));
+  }
+
+  static void prepare(Problem& p) {
+    Careful::prepare(p);
+    p.units = p.planes;
+  }
+
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    const Small work(p, memory);
+    if (p.axes[1].kernel == 2)
+      reach(p) <= N ? work.all<2, 1>(begin, end) : work.all<2, 2>(begin, end);
+    else
+      reach(p) <= N ? work.all<3, 1>(begin, end) : work.all<3, 2>(begin, end);
+  }
+
+private:
+  const Problem& p_;
+  char* memory_;
+  const Axis &rows_, &cols_;
+  Part<N> inside_[2], outputs_;
+  Cn twice_;
+  Vn by_;  // what the columns contribute to the divisors
+  bool follow_;
+
+  // Columns from the first window's first tap to the last one's last.
+  static int64_t reach(const Problem& p) { return (p.axes[1].out - 1) * 2 + p.axes[1].kernel; }
+
+  Small(const Problem& p, char* memory) : p_(p), memory_(memory), rows_(p.axes[0]), cols_(p.axes[1]) {
+    for (int w = 0; w < 2; ++w)
+      inside_[w] = Part<N>(-cols_.origin - w * N, cols_.size - cols_.origin - w * N);
+    outputs_ = Part<N>(0, cols_.out);
+    for (int j = 0; j < N; ++j) twice_[j] = 2 * j;
+    for (int j = 0; j < N; ++j)
+      by_[j] = V(p.divisor ? p.divisor : j < cols_.out && p.divide ? most(1, share(cols_, j)) : 1);
+    const int64_t row = cols_.out * int64_t(sizeof(V));
+    follow_ = p.n_lead == 1 && p.y.pooled[0] == row && p.y.lead[0] == row * rows_.out;
+  }
+
+  template <int K, int W> void all(int64_t begin, int64_t end) const {
+    for (int64_t q = begin; q < end; ++q) {
+      // What a whole vector spills over its row must belong to rows that come later, and to this worker.
+      const bool spills = follow_ && (end - 1 - q) * rows_.out * cols_.out >= N;
+      if (spills ? plane<K, W, true>(q) : plane<K, W, false>(q)) continue;
+      const int64_t to = least(end, q + calm_planes);
+      Careful::run(p_, q * p_.rows, to * p_.rows, memory_);
+      q = to - 1;
+    }
+  }
+
+  struct Best {
+    Vn value;
+    Cn code;
+  };
+
+  static __mmask16 wins(Vn next, Vn best) {
+    constexpr int order = std::is_same_v<R, Max<V>> ? _CMP_GT_OQ : _CMP_LT_OQ;
+    return _mm512_cmp_ps_mask(next, best, order);
+  }
+  static void replace(__mmask16 better, Vn value, Cn code, Best& best) {
+    best.value = _mm512_mask_mov_ps(best.value, better, value);
+    best.code = reinterpret_cast<Cn>(
+        _mm512_mask_mov_epi32(reinterpret_cast<__m512i>(best.code), better, reinterpret_cast<__m512i>(code)));
+  }
+
+  // The later of two rows into the best so far.
+  static void down(Vn later, std::int32_t code, Best& best) {
+    if constexpr (coded)
+      replace(wins(later, best.value), later, Cn{} + code, best);
+    else if constexpr (R::picks)
+      best.value = R::beats(later, best.value) ? later : best.value;
+    else
+      best.value += later;
+  }
+
+  // One column of the folded row after the other.
+  static void across(const Best& next, Best& best) {
+    if constexpr (coded) {
+      const __mmask16 equal = _mm512_cmp_ps_mask(next.value, best.value, _CMP_EQ_OQ),
+                      earlier = _mm512_mask_cmplt_epi32_mask(equal, reinterpret_cast<__m512i>(next.code),
+                                                             reinterpret_cast<__m512i>(best.code));
+      replace(__mmask16(wins(next.value, best.value) | earlier), next.value, next.code, best);
+    } else {
+      down(next.value, 0, best);
+    }
+  }
+
+  // False if the careful engine must do it again.
+  template <int K, int W, bool spills> bool plane(int64_t q) const {
+    const V* x = reinterpret_cast<const V*>(plane_of(p_, p_.x, q)) + cols_.origin;
+    V* y = reinterpret_cast<V*>(plane_of(p_, p_.y, q));
+    char* extra = coded ? plane_of(p_, p_.extra_array, q) : nullptr;
+    const int64_t x_pitch = p_.x.pooled[0] / int64_t(sizeof(V)),
+                  y_pitch = p_.y.pooled[0] / int64_t(sizeof(V));
+    const std::int32_t row_code = std::int32_t(p_.extra == Extra::index64 ? cols_.size : K);
+    const Vn init = Vn{} + R::init();
+    Vn met{};     // a NaN stays in a sum
+    Cn lowest{};  // of the numbers' bits: -0 is the least of all integers
+    __mmask16 unsure = 0;
+    struct Line {
+      Vn v[W];
+    };
+    const auto line = [&](int64_t i) __attribute__((always_inline)) {
+      Line got;
+      const bool row = within(i, rows_);
+      for (int w = 0; w < W; ++w) {
+        got.v[w] = row ? inside_[w].read(x + i * x_pitch + w * N, init) : init;
+        if constexpr (R::picks) met += got.v[w];
+        if constexpr (R::picks && !coded) {
+          const Cn bits = reinterpret_cast<Cn>(got.v[w]);
+          lowest = bits < lowest ? bits : lowest;
+        }
+      }
+      return got;
+    };
+    Line shared;
+    if constexpr (K == 3) shared = line(rows_.origin);
+    for (int64_t o = 0, i = rows_.origin; o < rows_.out; ++o, i += 2, y += y_pitch) {
+      const Line first = K == 3 ? shared : line(i), second = line(i + 1);
+      if constexpr (K == 3) shared = line(i + 2);
+      Best folded[W];
+      for (int w = 0; w < W; ++w) {
+        folded[w] = {first.v[w], Cn{}};
+        down(second.v[w], row_code, folded[w]);
+        if constexpr (K == 3) down(shared.v[w], 2 * row_code, folded[w]);
+      }
+      const Best &a = folded[0], &b = folded[W - 1];
+      const Best even{evens(a.value, b.value), evens(a.code, b.code)};
+      Best best = even;
+      across({odds(a.value, b.value), odds(a.code, b.code) + 1}, best);
+      if constexpr (K == 3)
+        across({shifted<1>(even.value, even.value), shifted<1>(even.code, even.code) + 2}, best);
+      if constexpr (!R::picks) {
+        best.value = from_zero(best.value);
+        if (p_.divide) best.value /= by_ * V(p_.divisor ? 1 : most(1, share(rows_, o)));
+      }
+      if constexpr (spills)
+        write(y, best.value);
+      else
+        outputs_.write(y, best.value);
+      if constexpr (coded) {
+        // The first element inside has won, wherever that is.
+        unsure |= _mm512_mask_cmp_ps_mask(outputs_.mask, best.value, init, _CMP_EQ_OQ);
+        put<spills>(best.code, o, i, extra);
+      }
+    }
+    if constexpr (coded) {
+      return !unsure && !any(met != met);
+    } else if constexpr (R::picks) {
+      return !any((met != met) | (lowest == Cn{} + std::numeric_limits<std::int32_t>::min()));
+    }
+    return true;
+  }
+
+  template <bool spills> void put(Cn code, int64_t o, int64_t i, char* extra) const {
+    extra += o * p_.extra_array.pooled[0];
+    const int64_t base = i * cols_.size + cols_.origin;
+    if (p_.extra == Extra::index64) code += twice_;
+    if (spills && p_.extra == Extra::offset8) {
+      write(extra, _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(code)));
+    } else if (spills) {
+      write(extra, converted<Vec<int64_t, N>>(code) + base);
+    } else {
+      for (int64_t j = 0; j < cols_.out; ++j) {
+        if (p_.extra == Extra::index64)
+          reinterpret_cast<int64_t*>(extra)[j] = base + code[j];
+        else
+          reinterpret_cast<std::uint8_t*>(extra)[j] = std::uint8_t(code[j]);
+      }
+    }
+  }
+};
+
+}  // namespace
+}  // namespace ndpool
+
+#endif
