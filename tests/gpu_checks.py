@@ -310,7 +310,7 @@ def _fractional(function, samples, x):
 
 @gpu_only
 @pytest.mark.parametrize("asked", [False, True])
-@pytest.mark.parametrize(("function", "shape", "args"), repeated())
+@pytest.mark.parametrize(("function", "shape", "args"), list(repeated()))
 def test_same_bits_on_every_run(function, shape, args, asked):
     x = torch.randn(4, 32, *(4 * n for n in shape[2:]), device="cuda", requires_grad=True)
     torch.use_deterministic_algorithms(asked)
