@@ -1,8 +1,8 @@
 // Compiled once per instruction set (NDPOOL_ISA names it) with that set's flags. Everything below has internal
 // linkage, so that no function compiled for a newer processor can take the place of its namesake elsewhere.
 //
-// Forward:   strips, tracks, long_sums (the usual windows of stride 1), slide (all of stride 1),
-//            small (planes of short rows), direct (windows of 2 and 3), blocks (little shared),
+// Forward:   strips, tracks, long_best, long_sums, longer_sums (the usual windows of stride 1), slide (all of stride
+//            1), small (planes of short rows), direct (windows of 2 and 3), blocks (little shared),
 //            lanes (channels last), forward (the rest)
 // Backward:  pick, pick_lanes, scatter (maxima), spread (sums), backward (the rest)
 #include "kernels.h"
@@ -11,7 +11,9 @@
 #include "blocks.h"
 #include "direct.h"
 #include "lanes.h"
+#include "long_best.h"
 #include "long_sums.h"
+#include "longer_sums.h"
 #include "slide.h"
 #include "small.h"
 #include "strips.h"
@@ -67,14 +69,21 @@ template <class R, bool coded> bool slides(const Problem& p) {
   return taps_of(p) > 1 && !(p.lanes > 1 && shares_little(p)) && Slide<R, coded>::serves(p);
 }
 
-// The usual windows of floats that move by one.
+// The usual windows of floats and bytes that move by one.
 template <class R> Kernel usual(const Problem& p) {
   if constexpr (std::is_same_v<typename R::V, float>) {
     if (Tracks<R>::serves(p)) return kernel_of<Tracks<R>>();
 #if defined(__AVX512VL__)
     if (Strips<R>::serves(p)) return kernel_of<Strips<R>>();
-    if constexpr (!R::picks)
+    if constexpr (R::picks) {
+      if (LongBest<R>::serves(p)) return kernel_of<LongBest<R>>();
+    } else {
       if (LongSums::serves(p)) return kernel_of<LongSums>();
+      if (LongerSums::serves(p)) return kernel_of<LongerSums>();
+    }
+  } else if constexpr (R::picks && sizeof(typename R::V) == 1) {
+    using Bytes = LongBest<Max<std::uint8_t>>;
+    if (Bytes::serves(p)) return kernel_of<Bytes>();
 #endif
   }
   return {};

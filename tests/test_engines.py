@@ -35,6 +35,12 @@ SLIDING = [
     ((1, 64, 23, 21), (3, 2, 1)),
     ((1, 145, 11, 10), (7, 1, 3)),
 ]
+LONG = [  # several blocks of rows
+    ((2, 3, 70, 300), (4, 1, 2)),
+    ((1, 2, 80, 130), (17, 1, 8)),
+    ((2, 9, 28, 28), (21, 1, 10)),
+    ((1, 1, 100, 260), (31, 1, 15)),
+]
 DILATED = [
     ((3, 9, 33, 32), (3, 2, 1, 1, True)),  # no dilation, but an odd end
     ((2, 3, 130, 300), (3, 2, 1, 2)),
@@ -93,7 +99,7 @@ def same(got, want):
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_maxima(isa, dtype, last, odd):
-    for shape, args in SLIDING + DILATED:
+    for shape, args in SLIDING + DILATED + LONG:
         x = data(shape, dtype, last, odd)
         want, where = torch.nn.functional.max_pool2d(x, *args, return_indices=True)
         same(ndpool.max_pool2d(x, *args), want)
@@ -113,7 +119,7 @@ def test_maxima(isa, dtype, last, odd):
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_averages(isa, dtype, last, odd):
-    calls = [("avg_pool2d", shape, args) for shape, args in SLIDING]
+    calls = [("avg_pool2d", shape, args) for shape, args in SLIDING + LONG]
     calls += [("adaptive_avg_pool2d", shape, (size,)) for shape, size in ADAPTIVE]
     for name, shape, args in calls:
         x = data(shape, dtype, last, odd)
@@ -128,7 +134,7 @@ def test_averages(isa, dtype, last, odd):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_nothing_but_negative_zeros_adds_up_to_zero(isa, dtype, last):
     more = [((2, 9, 7, 7), (1, 2)), ((3, 7, 7, 7), (3, 2, 1))]
-    calls = [("avg_pool2d", shape, args) for shape, args in SLIDING + more]
+    calls = [("avg_pool2d", shape, args) for shape, args in SLIDING + LONG + more]
     calls += [("adaptive_avg_pool2d", shape, (size,)) for shape, size in ADAPTIVE]
     for name, shape, args in calls:
         x = data(shape, dtype, last, odd=False)

@@ -272,6 +272,81 @@ def test_windows_that_move_by_one_at_every_width(k, reduce):
             assert_exact(ndpool.pool(wider[:, :, 1:-2], (k, k), **options), want)
 
 
+@pytest.mark.parametrize("k", [4, 6, 15, 16, 17, 21, 31, 32, 33, 63])
+@pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
+def test_long_windows_that_move_by_one(k, reduce):
+    """Several blocks of rows, rows around the ends of vectors and tiles; sums have one order everywhere."""
+    sizes = [(1, 1), (14, 14), (k, k), (2 * k + 3, 15), (3 * k + 1, 17), (150, 33)]
+    sizes += [(2 * k + 1, width) for width in (64, 255, 256, 257, 272, 513)] + [(k + 2, 1025), (k + 1, 1041)]
+    for height, width in sizes:
+        x = np.random.default_rng(width).standard_normal((3, height, width)).astype(np.float32)
+        x[1] = hard_values((height, width), np.float32, width)
+        x[1, : height // 2] = -np.abs(x[1, : height // 2])
+        uneven = ((k - 1, 0), (1, k - 1))
+        for window, padding in [
+            ((k, k), k // 2),
+            ((k, k), uneven),
+            ((k, 5), (k // 2, 2)),
+            ((4, k), (2, k // 2)),
+        ]:
+            options = {"reduce": reduce, "stride": 1, "padding": padding}
+            if reduce == "avg":
+                options["count_include_pad"] = width % 2 == 0
+            view = np.full((3, height, width + 3), np.nan, np.float32)[:, :, 1:-2]
+            view[:] = x
+            if reduce in ("max", "min"):
+                want = ndpool.pool(x.astype(np.float64), window, **options).astype(np.float32)
+            else:
+                lanes = np.moveaxis(x, 0, -1).copy()
+                want = np.moveaxis(ndpool.pool(lanes, window, axes=(0, 1), **options), -1, 0)
+            assert_exact(ndpool.pool(x, window, **options), want)
+            assert_exact(ndpool.pool(view, window, **options), want)
+
+
+@pytest.mark.parametrize("k", [4, 9, 16, 17, 31, 32])
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.bool_])
+def test_long_windows_of_bytes(k, reduce, dtype):
+    for height, width in [(1, 64), (k, 113), (2 * k + 3, 255), (3 * k + 1, 256), (70, 321), (k + 1, 4097)]:
+        x = hard_values((2, height, width), dtype, width)
+        if dtype != np.bool_:
+            x[1, :, ::3] = np.iinfo(dtype).min if reduce == "max" else np.iinfo(dtype).max
+        view = np.ones((2, height, width + 5), dtype)[:, :, 4:-1]
+        view[:] = x
+        uneven = ((k - 1, 0), (1, k - 1))
+        for window, padding in [((k, k), k // 2), ((k, k), uneven), ((k, 4), (k // 2, 2)), ((5, k), (2, 0))]:
+            options = {"reduce": reduce, "stride": 1, "padding": padding}
+            want = ndpool.pool(x.astype(np.int32), window, **options)
+            outside = np.iinfo(np.int32).min if reduce == "max" else np.iinfo(np.int32).max
+            assert (want != outside).all()
+            assert_exact(ndpool.pool(x, window, **options), want.astype(dtype))
+            assert_exact(ndpool.pool(view, window, **options), want.astype(dtype))
+
+
+@pytest.mark.parametrize("k", [6, 16, 31])
+@pytest.mark.parametrize("reduce", ["max", "avg"])
+def test_long_windows_are_cut_into_bands(k, reduce):
+    """Threads share a plane: every band begins with rows of the one before."""
+    x = np.random.default_rng(k).standard_normal((2, 1100, 300)).astype(np.float32)
+    x[1, 700, 20] = np.nan
+    options = {"reduce": reduce, "stride": 1, "padding": k // 2}
+    before, answers = ndpool.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            ndpool.set_num_threads(threads)
+            answers.append(ndpool.pool(x, (k, k), **options))
+    finally:
+        ndpool.set_num_threads(before)
+    assert_exact(answers[1], answers[0])
+    assert_exact(answers[2], answers[0])
+    part = ndpool.pool(x[:, 600:800], (k, k), reduce=reduce, stride=1)
+    assert_exact(answers[0][:, 600 + k // 2 :][:, : part.shape[1], k // 2 :][:, :, : part.shape[2]], part)
+    first = [max(0, at + k // 2 - k + 1) for at in (700, 20)]
+    held = np.zeros(answers[0].shape, bool)
+    held[1, first[0] : 701 + k // 2, first[1] : 21 + k // 2] = True
+    assert_exact(np.isnan(answers[0]), held)
+
+
 @pytest.mark.parametrize("k", [3, 5, 7])
 @pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
 def test_channels_last_changes_no_bit(k, reduce):

@@ -1,0 +1,358 @@
+// Maxima and minima of long windows that move by one, where rows are neighbours: the cost hardly depends on the window.
+// Along a row windows are doubled in registers. Down the columns a window is the end of one block of rows and the
+// beginning of the next: a new row is merged into the beginning, takes the place of an end that has been used, and a
+// block that is complete is turned into its ends. Every row is met once, and a block of rows is all that is kept.
+#pragma once
+
+#include "forward.h"
+#include "simd.h"
+
+#if defined(__AVX512VL__)  // masks that cost nothing
+
+namespace ndpool {
+namespace {
+
+// Floats, or bytes: signed ones and their minima are maxima of other bytes, some bits of which are turned.
+template <class R> struct LongBest {
+  using V = typename R::V;
+  static constexpr int N = wide<V>;
+  static constexpr bool real = is_real<V>;
+  static_assert(std::is_same_v<V, float> || std::is_same_v<R, Max<std::uint8_t>>);
+  using Bits = UnsignedLike<V>;
+  using Vn = Vec<V, N>;
+  using Mask = std::conditional_t<real, __mmask16, __mmask64>;
+  static constexpr int64_t widest_tile = 4096 / sizeof(V), band_elements = 128 * 1024;
+
+  static bool serves(const Problem& p) {
+    if (p.n_axes != 2 || p.extra != Extra::none || p.lanes != 1) return false;
+    if (real ? p.x_type != Dtype::f32 : p.x_type > Dtype::u8) return false;
+    if (p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
+    for (int a = 0; a < 2; ++a) {
+      const Axis& axis = p.axes[a];
+      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel < 4) return false;
+    }
+    const int64_t k = p.axes[1].kernel, out = p.axes[1].out;
+    // Bytes of short rows are better off when several rows lie in a vector.
+    return k <= 64 && p.axes[0].kernel <= 256 && (real || out >= 4 * N || (k > 16 && out >= N));
+  }
+
+  // A unit is a band of rows of a plane.
+  static int64_t band_rows(const Problem& p) {
+    return most(8 * p.axes[0].kernel, ceil_div(band_elements, p.axes[1].out));
+  }
+  static int64_t width(const Problem& p) {
+    const int64_t n = ceil_div(p.axes[1].out, widest_tile);
+    return ceil_div(ceil_div(p.axes[1].out, n), N) * N;
+  }
+  // No two lines lie a page apart.
+  static int64_t line(const Problem& p) { return width(p) + 5 * N; }
+
+  static void prepare(Problem& p) {
+    p.tile = p.axes[1].out;
+    p.tiles = ceil_div(p.axes[0].out, band_rows(p));
+    p.units = p.planes * p.tiles;
+    p.scratch = Scratch::bytes<V>((p.axes[0].kernel + 5) * line(p)) + Scratch::bytes<Mask>(line(p) / N);
+  }
+
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    LongBest work(p, memory);
+    const int64_t height = band_rows(p);
+    for (int64_t unit = begin, n; unit < end; unit += n) {  // bands that follow one another are one
+      const int64_t q = unit / p.tiles, first = unit % p.tiles;
+      n = least(p.tiles - first, end - unit);
+      for (int64_t c = 0; c < p.axes[1].out; c += width(p))
+        work.tile({plane_of(p, p.x, q), plane_of(p, p.y, q), first * height,
+                   least(p.axes[0].out, (first + n) * height), c, least(p.axes[1].out, c + width(p))});
+    }
+  }
+
+private:
+  struct Tile {
+    const char* x;
+    char* y;
+    int64_t o0, o1, c0, c1;
+  };
+  struct Line {  // the windows of one row
+    const V* x;
+    V* slot;       // where they are kept
+    const V* end;  // of the block before
+    V* y;
+  };
+
+  const Problem& p_;
+  const Axis &rows_, &cols_;
+  const int64_t line_;
+  V *ring_, *prefix_, *nothing_, *unwanted_, *row_;
+  Mask *inside_, last_ = 0;
+  int64_t n_ = 0;         // vectors of a row of results
+  bool careful_ = false;  // what went before held a NaN
+  Bits flip_ = 0;
+
+  LongBest(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), line_(line(p)) {
+    Scratch scratch(memory);
+    ring_ = scratch.take<V>((rows_.kernel + 5) * line_);
+    prefix_ = ring_ + rows_.kernel * line_;
+    nothing_ = prefix_ + line_;
+    unwanted_ = nothing_ + line_;
+    row_ = unwanted_ + line_;  // two lines long
+    inside_ = scratch.take<Mask>(line_ / N);
+    for (int64_t j = 0; j < line_; ++j) nothing_[j] = R::init();
+    if (!real) flip_ = Bits((p.op == Op::min ? 0xff : 0) ^ (p.x_type == Dtype::i8 ? 0x80 : 0));
+  }
+
+  static Mask mask(int64_t from, int64_t to) {  // those from `from` up to `to`
+    const auto below = [](int64_t n) { return n <= 0 ? 0 : ~std::uint64_t(0) >> (64 - least(n, 64)); };
+    return Mask(below(to) & ~below(from));
+  }
+  Vn flipped(Vn v) const {
+    if constexpr (!real) v ^= Vn{} + flip_;
+    return v;
+  }
+  Vn load(const V* p, Mask m) const {
+    const Vn outside = flipped(all_of<Vn>(R::init()));
+    if constexpr (real)
+      return flipped(_mm512_mask_loadu_ps(outside, m, p));
+    else
+      return flipped(reinterpret_cast<Vn>(_mm512_mask_loadu_epi8(reinterpret_cast<__m512i>(outside), m, p)));
+  }
+  void put(V* p, Mask m, Vn v) const {
+    if constexpr (real)
+      _mm512_mask_storeu_ps(p, m, flipped(v));
+    else
+      _mm512_mask_storeu_epi8(p, m, reinterpret_cast<__m512i>(flipped(v)));
+  }
+
+  template <bool quick> static Vn merge(Vn later, Vn best) {
+    if constexpr (!real) {
+      return reinterpret_cast<Vn>(
+          _mm512_max_epu8(reinterpret_cast<__m512i>(later), reinterpret_cast<__m512i>(best)));
+    } else {
+      auto better = R::beats(later, best);
+      if constexpr (!quick) better |= later != later;
+      return better ? later : best;
+    }
+  }
+
+  // Windows are doubled up to 16 elements, then as many are added at a time, at last what is missing.
+  static constexpr int taps(int steps) { return steps < 4 ? 1 << steps : 16 * (steps - 3); }
+  static constexpr int shift_of(int step) { return taps(step + 1) - taps(step); }
+
+  // How the last of the shifts goes, which is known at run time only.
+  struct Shift {
+    Vec<Bits, N> near, far;
+
+    explicit Shift(int64_t by) {
+      for (int c = 0; c < N; ++c) {
+        const int64_t at = (real ? c : c % 16) + by;
+        near[c] = Bits(real || at < 16 ? at : 0x80);
+        far[c] = Bits(at < 16 ? 0x80 : at - 16);
+      }
+    }
+    Vn operator()(Vn a, Vn b) const {
+      if constexpr (real) {
+        return __builtin_shuffle(a, b, near);
+      } else {
+        const __m512i lanes = shifted_lanes(a, b);
+        return reinterpret_cast<Vn>(
+            _mm512_shuffle_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(near)) |
+            _mm512_shuffle_epi8(lanes, reinterpret_cast<__m512i>(far)));
+      }
+    }
+  };
+  static __m512i shifted_lanes(Vn a, Vn b) {
+    return _mm512_alignr_epi64(reinterpret_cast<__m512i>(b), reinterpret_cast<__m512i>(a), 2);
+  }
+  template <int by> static Vn shift(Vn a, Vn b) {
+    if constexpr (real && by == N)
+      return b;
+    else if constexpr (real)
+      return shifted<by>(a, b);
+    else if constexpr (by == 16)
+      return reinterpret_cast<Vn>(shifted_lanes(a, b));
+    else
+      return reinterpret_cast<Vn>(_mm512_alignr_epi8(shifted_lanes(a, b), reinterpret_cast<__m512i>(a), by));
+  }
+
+  // Vectors of a row to windows twice as long, four times, ...: each step takes what the one before it made of the
+  // vector before, so that none waits for another.
+  template <int S> struct Chain {
+    static constexpr int lag = 2 * S - 1;
+    Vn before[S], next[S];
+
+    Chain() {
+      for (int s = 0; s < S; ++s) before[s] = next[s] = all_of<Vn>(R::init());
+    }
+    template <int s = S - 1> __attribute__((always_inline)) inline Vn step(Vn v, const Shift& last) {
+      const Vn now = s ? next[s] : v, old = before[s];
+      before[s] = now;
+      Vn best;
+      if constexpr (s < S - 1)
+        best = merge<true>(shift<shift_of(s)>(old, now), old);
+      else
+        best = merge<true>(last(old, now), old);
+      if constexpr (s > 0) next[s] = step<s - 1>(v, last);
+      return best;
+    }
+  };
+
+  void tile(const Tile& t) {
+    const int64_t k = cols_.kernel;
+    n_ = ceil_div(t.c1 - t.c0, N);
+    last_ = mask(0, t.c1 - t.c0 - (n_ - 1) * N);
+    for (int64_t j = 0; j < line_ / N; ++j) {
+      const int64_t from = t.c0 + cols_.origin + j * N;
+      inside_[j] = mask(-from, cols_.size - from);
+    }
+    const auto quickly = [&]() {
+      return k > 48   ? quick<7>(t)
+             : k > 32 ? quick<6>(t)
+             : k > 16 ? quick<5>(t)
+             : k > 8  ? quick<4>(t)
+                      : quick<3>(t);
+    };
+    if (!careful_ && !quickly()) return;
+    if constexpr (real)
+      careful_ = blocks<false>(t, [&](int64_t r0, int64_t r1, auto&& line) { return exact(r0, r1, line); });
+  }
+
+  template <int S> bool quick(const Tile& t) {
+    const Shift last(cols_.kernel - taps(S - 1));
+    return blocks<true>(t,
+                        [&](int64_t r0, int64_t r1, auto&& line) { return stream<S>(r0, r1, last, line); });
+  }
+
+  // Block after block of as many rows as a window has; `rows` does those that are inside the input. True if there was
+  // a NaN.
+  template <bool quick, class Rows> bool blocks(const Tile& t, Rows&& rows) {
+    const int64_t k = rows_.kernel, first = t.o0 + rows_.origin, end = t.o1 + rows_.origin + k - 1;
+    int64_t lo_before = k, hi_before = 0;  // what of the block before was inside
+    bool nan = false;
+    for (int64_t i = first; i < end; i += k) {
+      const int64_t lo = least(k, most(0, -i)), hi = most(lo, least(least(k, rows_.size - i), end - i));
+      const auto line = [&](int64_t r) __attribute__((always_inline)) {
+        const int64_t o = i + r - first - k + 1;
+        return Line{reinterpret_cast<const V*>(t.x + (i + r) * p_.x.pooled[0]) + t.c0 + cols_.origin,
+                    ring_ + r * line_, r + 1 >= hi_before ? nothing_ : ring_ + most(r + 1, lo_before) * line_,
+                    o < 0 ? unwanted_ : reinterpret_cast<V*>(t.y + (t.o0 + o) * p_.y.pooled[0]) + t.c0};
+      };
+      const auto outside = [&](int64_t r, int64_t r1, const V* prefix) {
+        for (r = most(r, first + k - 1 - i); r < least(r1, end - i); ++r) {
+          const Line l = line(r);
+          for (int64_t j = 0; j < n_ * N; j += N)
+            put(l.y + j, j < (n_ - 1) * N ? Mask(-1) : last_,
+                merge<quick>(read<V, N>(prefix + j), read<V, N>(l.end + j)));
+        }
+      };
+      outside(0, lo, nothing_);
+      if (lo < hi) nan |= rows(lo, hi, line);
+      outside(hi, k, lo < hi ? prefix_ : nothing_);
+      if (lo < hi && i + k < end) {
+        int64_t j = 0;
+        for (; j + 4 <= n_; j += 4) ends<4, quick>(lo, hi, j * N);
+        for (; j < n_; ++j) ends<1, quick>(lo, hi, j * N);
+      }
+      lo_before = lo;
+      hi_before = hi;
+    }
+    return nan;
+  }
+
+  // A block that is complete is turned into its ends: W vectors of every row.
+  template <int W, bool quick> void ends(int64_t lo, int64_t hi, int64_t j) const {
+    Vn v[W];
+    V* at = ring_ + (hi - 1) * line_ + j;
+    for (int w = 0; w < W; ++w) v[w] = read<V, N>(at + w * N);
+    for (int64_t r = hi - 2; r >= lo; --r) {
+      at -= line_;
+      for (int w = 0; w < W; ++w) {
+        v[w] = merge<quick>(v[w], read<V, N>(at + w * N));
+        write(at + w * N, v[w]);
+      }
+    }
+  }
+
+  // Rows in pairs, one after the other in one stream: a vector goes in, and out comes one that went in before.
+  template <int S, class F>
+  __attribute__((noinline)) bool stream(int64_t r0, int64_t r1, const Shift& shift, F&& line) const {
+    const int64_t length = n_ + ceil_div(cols_.kernel - 1, N), pairs = ceil_div(r1 - r0, 2);
+    const Shift last = shift;
+    const Mask* const inside = inside_;
+    const V* prefix = nothing_;
+    V* const kept = prefix_;
+    Chain<S> upper, lower;
+    Met<real ? N : 16> met;
+    // An odd row is its own neighbour.
+    const auto first_of = [&](int64_t m) { return line(least(r0 + 2 * m, r1 - 1)); };
+    const auto second_of = [&](int64_t m) { return line(least(r0 + 2 * m + 1, r1 - 1)); };
+    const V *x = first_of(0).x, *z = second_of(0).x;
+    Line a = first_of(0), b = second_of(0);
+    int64_t i = 0, j = 0, in = 0, out = 0;
+    for (int64_t at = -Chain<S>::lag; at < pairs * length; ++at) {
+      const Vn u = load(x + i * N, inside[i]), v = load(z + i * N, inside[i]);
+      if constexpr (real) met.meet(u, v);
+      const Vn g = upper.step(u, last), h = lower.step(v, last);
+      if (++i == length) {
+        i = 0;
+        ++in;
+        x = first_of(in).x;
+        z = second_of(in).x;
+      }
+      if (at < 0) continue;
+      if (j < n_ * N) {
+        const Vn one = merge<true>(g, read<V, N>(prefix + j)), two = merge<true>(h, one);
+        const Vn y = merge<true>(one, read<V, N>(a.end + j)), w = merge<true>(two, read<V, N>(b.end + j));
+        write(a.slot + j, g);
+        write(b.slot + j, h);
+        write(kept + j, two);
+        if (j < (n_ - 1) * N) {
+          write(a.y + j, flipped(y));
+          write(b.y + j, flipped(w));
+        } else {
+          put(a.y + j, last_, y);
+          put(b.y + j, last_, w);
+        }
+      }
+      if ((j += N) == length * N) {
+        j = 0;
+        ++out;
+        a = first_of(out);
+        b = second_of(out);
+        prefix = kept;
+      }
+    }
+    return met.any();
+  }
+
+  // One row after the other, windows doubled in memory; a NaN wins.
+  template <class F> bool exact(int64_t r0, int64_t r1, F&& line) const {
+    const V* prefix = nothing_;
+    Met<real ? N : 16> met;
+    for (int64_t r = r0; r < r1; ++r, prefix = prefix_) {
+      const Line l = line(r);
+      const int64_t k = cols_.kernel, length = n_ * N + ceil_div(k - 1, N) * N;
+      for (int64_t j = 0; j < length; j += N) {
+        const Vn v = load(l.x + j, inside_[j / N]);
+        met.meet(v, v);
+        write(row_ + j, v);
+      }
+      for (int64_t m = 1, by; m < k; m += by) {
+        by = least(m, k - m);
+        for (int64_t j = 0; j < length; j += N)
+          write(row_ + j, merge<false>(read<V, N>(row_ + j + by), read<V, N>(row_ + j)));
+      }
+      for (int64_t j = 0; j < n_ * N; j += N) {
+        const Vn v = read<V, N>(row_ + j), all = merge<false>(v, read<V, N>(prefix + j)),
+                 end = read<V, N>(l.end + j);
+        write(l.slot + j, v);
+        write(prefix_ + j, all);
+        put(l.y + j, j < (n_ - 1) * N ? Mask(-1) : last_, merge<false>(all, end));
+      }
+    }
+    return met.any();
+  }
+};
+
+}  // namespace
+}  // namespace ndpool
+
+#endif
