@@ -54,7 +54,7 @@ def test_shares_and_factors(document):
     assert "1 cases of the CPU's list: 3.00 times PyTorch; host time of small calls 2.00 times" in text
     assert cuda_report.failures(document) == ["e: wrong answer: 1 elements"]
     summary = cuda_report.summary(document)
-    assert "slower than torch.compile: b (0.50)" in summary
+    assert "Slower than torch.compile, of 4 cases: b (0.50)" in summary
     assert "b: CuPy: wrong answer" in summary
     assert "80 %" in cuda_report.table(document)
 
