@@ -447,7 +447,7 @@ template <class R, class S, bool coded> struct Direct {
               merge_coded<R>(load_as<V>(strip.rows[r][shift + t * strip.tap]),
                              strip.codes[r] + Code(w.lead + t) * strip.tap_code, best, code);
         } else {
-          for (int64_t t = 0; t < w.taps; ++t) {
+          for (int64_t t = 0; t < w.taps && strip.n_rows > 0; ++t) {
             V down = load_as<V>(strip.rows[0][shift + t]);
             for (int r = 1; r < strip.n_rows; ++r) down += load_as<V>(strip.rows[r][shift + t]);
             best = t ? best + down : down;

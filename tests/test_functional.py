@@ -154,3 +154,13 @@ def test_averages_of_many_channels_and_uneven_windows():
         for j in range(6):
             columns = slice(j * 53 // 6, -(-(j + 1) * 53 // 6))
             np.testing.assert_allclose(y[0, :, i, j], x[0, rows, columns].mean((0, 1)), rtol=1e-6, atol=1e-6)
+
+
+def test_averages_of_windows_that_step_over_the_input():
+    """Zero, in every layout: dilated windows may hold no element at all."""
+    x = np.ones((2, 3, 2, 40), np.float32)
+    last = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+    for stride in (1, 2):
+        options = {"kernel_size": 2, "stride": (1, stride), "padding": (1, 0), "dilation": (3, 1)}
+        for array in (x, last, x.astype(np.float64), x.astype(np.uint8)):
+            np.testing.assert_array_equal(ndpool.avg_pool2d(array, **options), 0)
