@@ -151,7 +151,7 @@ template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
   }
 }
 
-// N elements to storage, rounded to nearest even where it is narrower; `same` says that they came from there.
+// N elements to storage, halves rounded to nearest even, integers cut off; `same` says that they came from there.
 template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, N> v) {
   if constexpr (is_half<S>) {
 #if defined(__AVX512F__)

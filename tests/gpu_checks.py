@@ -39,7 +39,7 @@ def triton_kernels():
         return
     assert os.environ.get("TRITON_INTERPRET") == "1"
     patch = pytest.MonkeyPatch()
-    patch.setattr(kernels, "_triton_only", True)
+    patch.setattr(kernels, "triton_only", True)
     patch.setattr(room, "recall", lambda *_: False)
     yield
     patch.undo()

@@ -99,6 +99,7 @@ def same(got, want):
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_maxima(isa, dtype, last, odd):
+    """microsoft/onnxruntime#29637: dilated windows that begin in the padding, values and indices."""
     for shape, args in SLIDING + DILATED + LONG:
         x = data(shape, dtype, last, odd)
         want, where = torch.nn.functional.max_pool2d(x, *args, return_indices=True)
@@ -147,7 +148,7 @@ def test_nothing_but_negative_zeros_adds_up_to_zero(isa, dtype, last):
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "uint32", "int32"])
 def test_integers_add_up_as_in_64_bits(isa, name, last):
-    """Whatever they are added up in: extreme numbers, divisors of both signs, wrapped results."""
+    """pytorch#139115: whatever they are added up in; extreme numbers, divisors of both signs, wrapping."""
     low, high = np.iinfo(name).min, np.iinfo(name).max
     calls = [
         (shape, {"kernel_size": args[0], "stride": args[1] if args[1:] else None}) for shape, args in SLIDING

@@ -157,7 +157,7 @@ def test_averages_of_many_channels_and_uneven_windows():
 
 
 def test_averages_of_windows_that_step_over_the_input():
-    """Zero, in every layout: dilated windows may hold no element at all."""
+    """pytorch#14907, #114216: dilated windows may hold no element at all; zero, in every layout."""
     x = np.ones((2, 3, 2, 40), np.float32)
     last = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
     for stride in (1, 2):

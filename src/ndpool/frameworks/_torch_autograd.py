@@ -113,7 +113,7 @@ def take(x: Tensor, indices: Tensor, axes: tuple[int, ...]) -> Tensor:
     planes = [x.shape[a] for a in lead]
     flat, at = (t.permute(order).reshape(*planes, prod([t.shape[a] for a in axes])) for t in (x, indices))
     # On the CPU PyTorch's own is so already; a compiler derives its own from it.
-    plain = is_dynamo_compiling() or (x.is_cpu and not kernels._triton_only)
+    plain = is_dynamo_compiling() or (x.is_cpu and not kernels.triton_only)
     found = flat.gather(-1, at) if plain else at_places(flat, at, (len(planes),), flat.shape[-1])
     taken = found.reshape(*planes, *[indices.shape[a] for a in axes])
     return taken.permute([order.index(a) for a in range(x.dim())])

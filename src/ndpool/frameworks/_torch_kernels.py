@@ -36,7 +36,7 @@ _SPATIAL = {3: (2,), 4: (3, 2), 5: (4, 3, 2)}
 if BUILT:
     core.borrow_threads()  # PyTorch's own work and ours take turns on the same threads
 _warned: set[str] = set()
-_triton_only = False  # tests run CPU tensors through Triton's interpreter
+triton_only = False  # tests run CPU tensors through Triton's interpreter
 
 
 def on_cpu(kernel: F) -> F:
@@ -44,14 +44,14 @@ def on_cpu(kernel: F) -> F:
 
     @wraps(kernel)
     def run(x: Tensor, *args: Any) -> Any:
-        return kernel(x, *args) if x.is_cpu and not _triton_only else _elsewhere(kernel, x, *args)
+        return kernel(x, *args) if x.is_cpu and not triton_only else _elsewhere(kernel, x, *args)
 
     return run  # type: ignore[return-value]
 
 
 def _elsewhere(kernel: Callable[..., Any], x: Tensor, *args: Any) -> Any:
     """CUDA tensors have kernels of their own for up to three axes; others go through the CPU."""
-    if x.is_cuda or _triton_only:
+    if x.is_cuda or triton_only:
         axes = args[0] if type(args[0]) is tuple else args[1]
         if len(axes) <= 3:
             return getattr(_gpu(), kernel.__name__)(x, *args)
@@ -143,7 +143,7 @@ def pool(
     channels_last: bool | None = None,
 ) -> Any:
     """Values, and with a `kind` also where in its window or its plane each was found."""
-    if not x.is_cpu or _triton_only:
+    if not x.is_cpu or triton_only:
         return _elsewhere(pool, x, axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
     if reduction.norm and not divisor:
         divisor = plan.norm_divisor
