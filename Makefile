@@ -9,7 +9,7 @@ SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types unit browser docs test-gpu sanitize wheel clean
+.PHONY: help demo test lint types unit browser docs test-gpu sanitize-gpu sanitize wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -42,8 +42,18 @@ docs: .venv/.development  ## build the documentation into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Needs no compiled core: the Python that runs it has PyTorch, Triton and pytest.
+GPU_CHECKS := -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib tests/gpu_checks.py
+
 test-gpu:  ## run the checks of the GPU kernels, on a GPU
-	PYTHONPATH=src:tests $(PYTHON) -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib tests/gpu_checks.py
+	PYTHONPATH=src:tests $(PYTHON) $(GPU_CHECKS)
+
+# Every tensor is allocated on its own, so that one read or written beyond its end is seen.
+sanitize-gpu:  ## watch the memory and the races of every kind of GPU kernel, on a GPU
+	set -e; for tool in memcheck racecheck; do \
+	    PYTHONPATH=src:tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+	    compute-sanitizer --tool $$tool --error-exitcode 9 $(PYTHON) $(GPU_CHECKS) \
+	        -k "every_way or hard_values or unpooling or far_apart or meet"; \
+	done
 
 # AddressSanitizer has to be loaded before Python, and the C++ library with it, or it cannot catch what is thrown.
 sanitize: .venv-sanitize/.installed  ## run the tests with a core that watches its memory (no PyTorch, slow)

@@ -13,6 +13,10 @@
 #include <memory>
 #include <stdexcept>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include "kernels.h"
 #include "memo.h"
 #include "threads.h"
@@ -25,6 +29,7 @@ namespace {
 
 constexpr int64_t serial_bytes = 1 << 20;  // below this a thread's wake-up costs more than its help
 constexpr int64_t held_bytes = 1 << 14;    // below this the work is done before another thread has the GIL
+constexpr int64_t huge_bytes = 1 << 25;    // from here on memory is asked for in large pages
 
 int64_t item_size(Dtype t) {
   constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
@@ -280,6 +285,19 @@ void execute(Problem& p, const Kernel& kernel, int64_t cost) {
   });
 }
 
+// Fresh memory costs a visit to the kernel for every page that is written first: large pages are few. NumPy asks for
+// them by itself, PyTorch does not. It is a hint, and memory that has its pages already is none the worse for it. Less
+// than this comes from a heap that is given back and taken again between calls: there large pages cost more.
+void expect(const Array& array, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  constexpr std::uintptr_t page = 4096;
+  if (bytes < huge_bytes) return;
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(array.data),
+                       from = (at + page - 1) / page * page;
+  madvise(reinterpret_cast<void*>(from), (at + std::uintptr_t(bytes) - from) / page * page, MADV_HUGEPAGE);
+#endif
+}
+
 int64_t cost_of(const Problem& p, int64_t item) {
   double inputs = double(p.planes) * p.lanes, outputs = inputs, taps = 0;
   for (int a = 0; a < p.n_axes; ++a) {
@@ -290,6 +308,8 @@ int64_t cost_of(const Problem& p, int64_t item) {
   return int64_t(std::min(1e18, std::max(inputs + outputs, outputs * taps) * double(item)));
 }
 
+constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
+
 // A problem that only waits for its memory.
 struct Work {
   Problem p;
@@ -298,7 +318,11 @@ struct Work {
 
   Kernel kernel() const { return results ? kernel_for(p, direction) : Kernel{}; }
   void run(const Kernel& kernel) {
-    if (results) execute(p, kernel, cost);
+    if (!results) return;
+    expect(p.y, results * item_size(p.y_type));
+    if (direction == &Kernels::forward && p.extra != Extra::none)
+      expect(p.extra_array, results * item_size(extra_types[int(p.extra)]));
+    execute(p, kernel, cost);
   }
 };
 
@@ -329,8 +353,6 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   work.cost = cost_of(p, item);
   return work;
 }
-
-constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
 
 bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vector<int>& axes, nb::handle y,
              int y_type, nb::handle extra, int extra_kind, bool divide, int64_t divisor, double norm) {

@@ -13,7 +13,7 @@ namespace {
 
 template <class R, class S, bool coded> struct Blocks {
   using V = typename R::V;
-  static constexpr int N = wide<V>, broad = 4;
+  static constexpr int N = wide<V>, broad = 4, few = 4;
   static constexpr bool can_be_nan = R::picks && is_real<V>;
   using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
@@ -41,10 +41,13 @@ template <class R, class S, bool coded> struct Blocks {
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
-    Blocks work(p, begin, memory);
-    if constexpr (sizeof(V) >= 4 && !coded)  // more lanes have longer ways from rows to columns
-      if (p.axes[p.n_axes - 1].out == 1) return work.alone(begin, end);
-    work.many(begin, end);
+    while (begin < end) {
+      Blocks work(p, begin, memory);
+      const int64_t done = work.planes(end - begin);
+      const int64_t next = done ? begin + done : work.even_ ? least(end, begin + few) : end;
+      if (!done) work.many(begin, next);
+      begin = next;
+    }
   }
 
 private:
@@ -65,6 +68,8 @@ private:
   int64_t pitch_;
   Range full_;    // outputs with whole windows
   const S* end_;  // of the input; null where it has negative strides
+  bool even_;     // planes of one output each, at the same distance
+  bool packed_codes_;
 
   static int64_t row_pitch(const Problem& p) {
     return ceil_div(widest(p.axes[p.n_axes - 1], p.tile), N) * N + 8 * N;
@@ -77,6 +82,11 @@ private:
     const Axis& last = p.axes[p.n_axes - 1];
     full_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
     end_ = reinterpret_cast<const S*>(end_of(p, sizeof(S)));
+    const int64_t item = p.extra == Extra::offset8 ? 1 : p.extra == Extra::offset32 ? 4 : 8;
+    packed_codes_ = p.extra_array.pooled[p.n_axes - 1] == item &&
+                    last.size * (p.n_axes > 1 ? p.axes[p.n_axes - 2].size : 1) < int64_t(UINT32_MAX);
+    even_ =
+        sizeof(V) >= 4 && !coded && last.out == 1 && p.rows == 1 && p.n_lead <= 1 && p.y.lead[0] == sizeof(S);
   }
 
   Rows rows() const {
@@ -120,22 +130,22 @@ private:
     const bool one_by_one = vectors > broad && rows.row_pitch * int64_t(sizeof(S)) < 4096;
     int64_t k = one_by_one ? stream(rows, x, vectors, to, seen) : 0;
     for (; k + broad <= vectors; k += broad)
-      strip<broad>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
+      strip<broad>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
     if (vectors - k == 3)
-      strip<3>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
+      strip<3>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
     else if (vectors - k == 2)
-      strip<2>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
+      strip<2>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
     else if (vectors - k == 1)
-      strip<1>(rows, x + k * N, N, to + k * N, N, numbers_ + k * N, seen);
+      strip<1>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
     bool nan = false;
     for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j], numbers_ + j);
-    if constexpr (can_be_nan) return nan || nan_in(seen);
-    return false;
+    return nan || nan_in(seen);
   }
 
   // Sums of all elements: a NaN stays in them. Opposite infinities look like one, and are then looked at.
-  static bool nan_in(const Vn (&sums)[broad]) {
-    const Vn sum = sums[0] + sums[1] + (sums[2] + sums[3]);
+  template <class T> static bool nan_in(const T (&sums)[broad]) {
+    if constexpr (!can_be_nan) return false;
+    const T sum = sums[0] + sums[1] + (sums[2] + sums[3]);
     return any(sum != sum);
   }
 
@@ -165,15 +175,15 @@ private:
     return end;
   }
 
-  // W vectors, `gap` elements apart; with codes also the numbers of the rows.
-  template <int W> __attribute__((always_inline)) static inline void
-  strip(const Rows& rows, const S* x, int64_t gap, V* to, int64_t to_gap, C* numbers, Vn (&seen)[broad]) {
-    Vn acc[W];
-    Cn from_row[W];
+  // W vectors of L elements; with codes also the numbers of the rows.
+  template <int W, int L = N> __attribute__((always_inline)) static inline void
+  strip(const Rows& rows, const S* x, V* to, C* numbers, Vec<V, L> (&seen)[broad]) {
+    Vec<V, L> acc[W];
+    Vec<C, L> from_row[W];
     for (int w = 0; w < W; ++w) {
-      acc[w] = read_as<V, N>(x + w * gap);
+      acc[w] = read_as<V, L>(x + w * L);
       if constexpr (can_be_nan) seen[w] += acc[w];
-      from_row[w] = Cn{};
+      from_row[w] = Vec<C, L>{};
     }
     int64_t first = 1;
     C number = 1;
@@ -181,15 +191,15 @@ private:
       const S* from = x + first * rows.row_pitch;
       for (int64_t r = first; r < rows.rows; ++r, ++number, from += rows.row_pitch)
         for (int w = 0; w < W; ++w) {
-          const Vn v = read_as<V, N>(from + w * gap);
+          const Vec<V, L> v = read_as<V, L>(from + w * L);
           if constexpr (can_be_nan) seen[w] += v;
-          if constexpr (coded) from_row[w] = R::beats(v, acc[w]) ? Cn{} + number : from_row[w];
+          if constexpr (coded) from_row[w] = R::beats(v, acc[w]) ? Vec<C, L>{} + number : from_row[w];
           acc[w] = merge(v, acc[w]);
         }
     }
     for (int w = 0; w < W; ++w) {
-      write(to + w * to_gap, acc[w]);
-      if constexpr (coded) write(numbers + w * N, from_row[w]);
+      write(to + w * L, acc[w]);
+      if constexpr (coded) write(numbers + w * L, from_row[w]);
     }
   }
 
@@ -221,8 +231,13 @@ private:
       char* y = walk_.row(p_.y, first, first + n).data;
       char* extra = coded ? walk_.row(p_.extra_array, first, first + n).data : nullptr;
       int64_t o = 0;
-      if (!coded && !nan && rows.count() && whole && full_.lo <= first)
-        o = regular(rows, least(n, full_.hi - first), reinterpret_cast<S*>(y));
+      if (!nan && rows.count() && whole && full_.lo <= first) {
+        const int64_t wholes = least(n, full_.hi - first);
+        if constexpr (coded)
+          o = regular_codes(rows, first, wholes, reinterpret_cast<S*>(y), extra);
+        else
+          o = regular(rows, wholes, reinterpret_cast<S*>(y));
+      }
       for (; o < n; ++o) {
         const Window w = window(walk_.last(), first + o);
         const V* from = folded_ + (w.start - in.from);
@@ -311,28 +326,99 @@ private:
   }
 
   // A vector of outputs; false where a zero must be looked at.
-  bool put(Vn best, V by, S* y) const {
+  template <int L> bool put(Vec<V, L> best, V by, S* y) const {
     if constexpr (!R::picks) best = mean(best, by);
     if constexpr (can_be_nan)
       if (any(best == V(0))) return false;
-    write_as<N, R::picks, S, V>(y, best);
+    write_as<L, R::picks, S, V>(y, best);
     return true;
+  }
+
+  // A few of them; returns how many come before such a zero.
+  int64_t put_some(const V* best, int64_t n, V by, S* y) const {
+    for (int64_t j = 0; j < n; ++j) {
+      if (can_be_nan && best[j] == V(0)) return j;
+      y[j] = store_as<S>(R::picks ? best[j] : mean(best[j], by));
+    }
+    return n;
   }
 
   // Windows of K columns, for K that vectors can be halved by.
   template <int K> int64_t zipped(const Rows& rows, int64_t n, S* y) const {
     const V by = divisor(rows, full_.lo);
     const V* from = folded_;
-    int64_t o = 0;
-    for (; o + N <= n; o += N, from += K * N) {
+    for (int64_t o = 0; o < n; o += N, from += K * N) {
       Vn x[K];
       for (int k = 0; k < K; ++k) x[k] = read<V, N>(from + k * N);
-      unzip<K>(x);
-      Vn best = x[0];
-      for (int k = 1; k < K; ++k) best = merge(x[k], best);
-      if (!put(best, by, y + o)) return o;
+      unzip(x);
+      for (int k = 1; k < K; ++k) x[0] = merge(x[k], x[0]);
+      if (o + N <= n) {
+        if (!put<N>(x[0], by, y + o)) return o;
+      } else {
+        V some[N];
+        write(some, x[0]);
+        return o + put_some(some, n - o, by, y + o);
+      }
     }
-    return o;
+    return n;
+  }
+
+  // The same with codes: of equals the one of the earliest row, then of the earliest column.
+  int64_t regular_codes(const Rows& rows, int64_t first, int64_t n, S* y, char* extra) const {
+    constexpr int half = N >= 8 ? N / 2 : N;
+    const int64_t kernel = p_.axes[p_.n_axes - 1].kernel;
+    if (rows.slabs != 1 || !packed_codes_ || sizeof(V) < 4) return 0;
+    if (kernel == 4)
+      return n > half ? zipped_codes<4, N>(rows, first, n, y, extra)
+                      : zipped_codes<4, half>(rows, first, n, y, extra);
+    if (kernel == 8)
+      return n > half ? zipped_codes<8, N>(rows, first, n, y, extra)
+                      : zipped_codes<8, half>(rows, first, n, y, extra);
+    return 0;
+  }
+
+  template <int K, int L>
+  int64_t zipped_codes(const Rows& rows, int64_t first, int64_t n, S* y, char* extra) const {
+    const Axis& last = p_.axes[p_.n_axes - 1];
+    const bool positions = p_.extra == Extra::index64;
+    const Axis over = p_.n_axes > 1 ? p_.axes[p_.n_axes - 2] : single_axis(1);
+    const int64_t from = positions
+                             ? (rows.slab_at * over.size + rows.row_at) * last.size + begin_of(last, first)
+                             : (rows.slab_tap * over.kernel + rows.row_tap) * K;
+    const C per_row = C(positions ? over.step * last.size : K), per_output = positions ? K : 0;
+    Vec<C, L> output;
+    for (int j = 0; j < L; ++j) output[j] = C(j) * per_output;
+    for (int64_t o = 0; o < n; o += L, output += C(L) * per_output) {
+      Vec<V, L> x[K];
+      Vec<C, L> row[K];
+      for (int k = 0; k < K; ++k) {
+        x[k] = read<V, L>(folded_ + o * K + k * L);
+        row[k] = read<C, L>(numbers_ + o * K + k * L);
+      }
+      unzip(x);
+      unzip(row);
+      Vec<C, L> column{};
+      for (int k = 1; k < K; ++k) {
+        const auto better = R::beats(x[k], x[0]) | ((x[k] == x[0]) & (row[k] < row[0]));
+        x[0] = better ? x[k] : x[0];
+        row[0] = better ? row[k] : row[0];
+        column = better ? Vec<C, L>{} + C(k) : column;
+      }
+      const Vec<C, L> code = row[0] * per_row + column + output + C(positions ? 0 : from);
+      if (o + L <= n) {
+        write_as<L, true, S, V>(y + o, x[0]);
+        write_codes<L>(p_.extra, extra, o, code, from);
+      } else {
+        S values[L];
+        char codes[8 * L];
+        write_as<L, true, S, V>(values, x[0]);
+        write_codes<L>(p_.extra, codes, 0, code, from);
+        const int64_t item = p_.extra_array.pooled[p_.n_axes - 1];
+        __builtin_memcpy(y + o, values, std::size_t(n - o) * sizeof(S));
+        __builtin_memcpy(extra + o * item, codes, std::size_t((n - o) * item));
+      }
+    }
+    return n;
   }
 
   template <int K> int64_t counted(const Rows& rows, int64_t n, S* y) const {
@@ -346,152 +432,84 @@ private:
         for (int k = 1; k < K; ++k) v = merge(from[k], v);
         best[j] = v;
       }
-      if (here == N) {
-        if (!put(read<V, N>(best), by, y + o)) return o;
-      } else {
-        for (int64_t j = 0; j < here; ++j) {
-          if (can_be_nan && best[j] == V(0)) return o + j;
-          y[o + j] = store_as<S>(R::picks ? best[j] : mean(best[j], by));
-        }
-      }
+      if (here < N) return o + put_some(best, here, by, y + o);
+      if (!put<N>(read<V, N>(best), by, y + o)) return o;
     }
     return n;
   }
 
-  // Units of one output: as many at a time as a vector has lanes, column by column.
-  void alone(int64_t begin, int64_t end) {
+  // Evenly spaced planes of narrow windows; returns how many were done.
+  int64_t planes(int64_t n) const {
+    if (!even_) return 0;
+    const Rows rows = this->rows();
     const Window w = window(walk_.last(), 0);
-    // One unit after the other, at an even distance: nothing but the addresses changes.
-    const bool even = p_.rows == 1 && p_.n_lead <= 1;
-    Rows rows[N];
-    char *y[N], *extra[N];
-    V by[N];
-    for (int64_t unit = begin; unit < end; unit += N) {
-      const int n = int(least(N, end - unit));
-      std::uint64_t nan = 0;
-      if (even && unit > begin) {
-        for (int k = 0; k < n; ++k) rows[k].x += N * p_.x.lead[0] / int64_t(sizeof(S));
-        for (int k = 0; k < n; ++k) y[k] += N * p_.y.lead[0];
-        if constexpr (coded)
-          for (int k = 0; k < n; ++k) extra[k] += N * p_.extra_array.lead[0];
-      } else {
-        for (int k = 0; k < n; ++k, walk_.next()) {
-          rows[k] = this->rows();
-          y[k] = walk_.row(p_.y, 0, 1).data;
-          extra[k] = coded ? walk_.row(p_.extra_array, 0, 1).data : nullptr;
-          by[k] = V(p_.divisor ? p_.divisor : most(1, rows[k].share * own_share(0)));
-        }
-      }
-      int done = 0;
-      const int64_t gap = p_.x.lead[0] / int64_t(sizeof(S));
-      const bool narrow = even && w.taps && w.taps <= N && rows[0].count();
-      const bool close = narrow && p_.x.lead[0] <= 256;  // then several at a time
-      if constexpr (halves)
-        if (close && n == N && w.taps <= N / 2 && p_.y.lead[0] == sizeof(S))
-          if (side_by_side(rows[0], w, gap, by[0], reinterpret_cast<S*>(y[0]))) continue;
-      const auto fold_few = [&](auto few) {
-        const S* x = rows[done].x + w.start;
-        if (x + (few - 1) * gap + (rows[0].slabs - 1) * rows[0].slab_pitch +
-                (rows[0].rows - 1) * rows[0].row_pitch + N >
-            end_)
-          return false;
-        Vn seen[broad] = {};
-        strip<few>(rows[0], x, gap, folded_ + done * pitch_, pitch_, nullptr, seen);
-        if constexpr (can_be_nan)
-          if (nan_in(seen)) nan |= ((std::uint64_t(1) << few) - 1) << done;
-        done += few;
-        return true;
-      };
-      while (close && done + broad <= n && fold_few(std::integral_constant<int, broad>{})) continue;
-      while (narrow && !close && done < n && fold_few(std::integral_constant<int, 1>{})) continue;
-      if (w.taps)
-        for (int k = done; k < n; ++k)
-          if (rows[k].count())
-            nan |= std::uint64_t(fold(rows[k], rows[k].x + w.start, w.taps, folded_ + k * pitch_)) << k;
-      Vn acc = Vn{} + R::init();
-      for (int64_t j = 0; j < w.taps; j += N) {
-        Vn columns[N];
-        for (int k = 0; k < N; ++k) columns[k] = read<V, N>(folded_ + k * pitch_ + j);
-        unzip<N>(columns);  // rows become columns
-        for (int t = 0; t < N && j + t < w.taps; ++t) acc = j + t ? merge(columns[t], acc) : columns[t];
-      }
-      if constexpr (!R::picks) acc = mean(acc, read<V, N>(by));
-      const bool settled =
-          !coded && !nan && n == N && even && p_.y.lead[0] == sizeof(S) && rows[0].count() && w.taps;
-      if (settled && !(R::picks && is_real<V> && any(acc == V(0)))) {
-        write_as<N, R::picks, S, V>(reinterpret_cast<S*>(y[0]), acc);
-        continue;
-      }
-      V values[N];
-      write(values, acc);
-      for (int k = 0; k < n; ++k)
-        finish(rows[k], w, 0, nan >> k & 1, rows[k].count() && w.taps ? values[k] : R::init(),
-               *reinterpret_cast<S*>(y[k]), extra[k]);
+    S* y = reinterpret_cast<S*>(walk_.row(p_.y, 0, 1).data);
+    if (rows.slabs != 1 || !rows.rows || !w.taps) return 0;
+    if (N >= 8 && w.taps <= N / 2) return planes<1, N >= 8 ? N / 2 : N>(rows, w, n, y);
+    switch (sizeof(V) >= 4 && !coded ? ceil_div(w.taps, N) : 0) {
+    case 1:
+      return planes<1, N>(rows, w, n, y);
+    case 2:
+      return planes<2, N>(rows, w, n, y);
+    case 3:
+      return planes<3, N>(rows, w, n, y);
+    case 4:
+      return planes<4, N>(rows, w, n, y);
+    default:
+      return 0;
     }
   }
 
-  // N narrow planes, two of them side by side in a vector, so that rows become columns in fewer steps; false where
-  // this way cannot tell, or must not read.
-  static constexpr bool halves = vector_bytes == 64 && sizeof(V) == 4;
-
-  bool side_by_side(const Rows& rows, const Window& w, int64_t gap, V by, S* y) const {
-    constexpr int H = N / 2, few = 2;
-    using Vh = Vec<V, H>;
+  // A few at a time: while their rows become columns, the next ones are read.
+  template <int W, int L> int64_t planes(const Rows& rows, const Window& w, int64_t n, S* y) const {
+    const V by = divisor(rows, 0);
+    const int64_t gap = p_.x.lead[0] / int64_t(sizeof(S)), pitch = rows.row_pitch;
+    const int64_t reach = (few - 1) * gap + (rows.rows - 1) * pitch + W * L;
     const S* x = rows.x + w.start;
-    if (x + (N - 1) * gap + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch + H > end_)
-      return false;
-    Vh acc[N], sum = {};                                // a NaN stays in a sum
-    for (int k = 0; k < N; k += few, x += few * gap) {  // nearly as they lie in memory
-      Vh best[few], sums[few] = {};
-      int64_t first = 1;
-      for (int j = 0; j < few; ++j) best[j] = read_as<V, H>(x + j * gap);
-      if constexpr (can_be_nan)
-        for (int j = 0; j < few; ++j) sums[j] = best[j];
-      for (int64_t s = 0; s < rows.slabs; ++s, first = 0) {
-        const S* from = x + s * rows.slab_pitch + first * rows.row_pitch;
-        for (int64_t r = first; r < rows.rows; ++r, from += rows.row_pitch)
-          for (int j = 0; j < few; ++j) {
-            const Vh v = read_as<V, H>(from + j * gap);
-            if constexpr (can_be_nan) sums[j] += v;
-            best[j] = merge(v, best[j]);
+    int64_t o = 0;
+    for (; o + few <= n && x + reach <= end_; o += few, x += few * gap) {
+      V folded[few][W * L];
+      Vec<V, L> seen[broad] = {};
+      for (int k = 0; k < few; ++k) {
+        Vec<V, L> acc[W];
+        const S* from = x + k * gap;
+        for (int v = 0; v < W; ++v) acc[v] = read_as<V, L>(from + v * L);
+        if constexpr (can_be_nan)
+          for (int v = 0; v < W; ++v) seen[v] += acc[v];
+        for (int64_t r = 1; r < rows.rows; ++r) {
+          from += pitch;
+          for (int v = 0; v < W; ++v) {
+            const Vec<V, L> next = read_as<V, L>(from + v * L);
+            if constexpr (can_be_nan) seen[v] += next;
+            acc[v] = merge(next, acc[v]);
           }
+        }
+        for (int v = 0; v < W; ++v) write(folded[k] + v * L, acc[v]);
       }
-      for (int j = 0; j < few; ++j) acc[k + j] = best[j], sum += sums[j];
+      if (nan_in(seen) || !put<few>(across(folded, w.taps), by, y + o)) break;
     }
-    if constexpr (can_be_nan)
-      if (any(sum != sum)) return false;
-    Vn columns[H];
-    for (int k = 0; k < H; ++k) columns[k] = joined(acc[k], acc[k + H], std::make_integer_sequence<int, N>{});
-    for (int m = 1; m < H; m *= 2) {
-      Vn next[H];
-      for (int k = 0; k < H / 2; ++k) {
-        next[k] = half_evens(columns[2 * k], columns[2 * k + 1], std::make_integer_sequence<int, N>{});
-        next[k + H / 2] = half_odds(columns[2 * k], columns[2 * k + 1], std::make_integer_sequence<int, N>{});
-      }
-      for (int k = 0; k < H; ++k) columns[k] = next[k];
-    }
-    Vn best = columns[0];
-    for (int t = 1; t < H; ++t)
-      if (t < w.taps) best = merge(columns[t], best);
-    return put(best, by, y);
+    return o;
   }
 
-  template <class Vh, int... I> static Vn joined(Vh a, Vh b, std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, I...);
-  }
-  // Every other element of two vectors, in each half by itself.
-  template <int... I> static Vn half_evens(Vn a, Vn b, std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, (I / (N / 2) * (N / 2) + I % (N / 4) * 2 + I / (N / 4) % 2 * N)...);
-  }
-  template <int... I> static Vn half_odds(Vn a, Vn b, std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b,
-                                   (I / (N / 2) * (N / 2) + I % (N / 4) * 2 + 1 + I / (N / 4) % 2 * N)...);
+  // The first columns of a few folded rows, each row by itself.
+  template <int P> static Vec<V, few> across(const V (&folded)[few][P], int64_t taps) {
+    Vec<V, few> columns[few], best = {};
+    for (int64_t j = 0; j < taps; j += few) {
+      for (int k = 0; k < few; ++k) columns[k] = read<V, few>(folded[k] + j);
+      unzip(columns);  // rows become columns
+      best = j ? merge(columns[0], best) : columns[0];
+      if (j + few <= taps)
+        for (int t = 1; t < few; ++t) best = merge(columns[t], best);
+      else
+        for (int t = 1; j + t < taps; ++t) best = merge(columns[t], best);
+    }
+    return best;
   }
 
   // Every K-th element, for K vectors that follow each other: pairs to evens and odds, as often as it takes.
-  template <int K> __attribute__((always_inline)) static inline void unzip(Vn (&x)[K]) {
+  template <class T, int K> __attribute__((always_inline)) static inline void unzip(T (&x)[K]) {
     for (int m = 1; m < K; m *= 2) {
-      Vn y[K];
+      T y[K];
       for (int k = 0; k < K / 2; ++k) {
         y[k] = evens(x[2 * k], x[2 * k + 1]);
         y[k + K / 2] = odds(x[2 * k], x[2 * k + 1]);

@@ -122,6 +122,7 @@ template <class V> Store<V> storer(Dtype type, bool widening) {
   }
   if constexpr (is_real<V> || sizeof(V) == 8) {
     if (widening) switch (type) {
+      case Dtype::b8:
       case Dtype::u8:
         return store_row<V, std::uint8_t>;
       case Dtype::i8:

@@ -51,6 +51,7 @@ template <class R, class S, bool coded> struct Direct {
   using C = UnsignedLike<V>;
   template <int N> using Cn = Vec<C, N>;
   static constexpr bool can_be_nan = R::picks && is_real<V>;
+  static constexpr bool bytes = R::picks && sizeof(V) == 1;
 
   struct Row {
     int64_t out, origin;
@@ -85,7 +86,7 @@ template <class R, class S, bool coded> struct Direct {
   template <int N> __attribute__((always_inline)) static inline Vn<N> read_evens(const S* x) {
     if constexpr (std::is_same_v<S, bf16>)
       return reinterpret_cast<Vn<N>>(read<std::uint32_t, N>(reinterpret_cast<const std::uint32_t*>(x)) << 16);
-    else if constexpr (sizeof(S) == 1)
+    else if constexpr (sizeof(V) == 1)
       return reinterpret_cast<Vn<N>>(
           converted<Vec<std::uint8_t, N>>(read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x))));
     else
@@ -107,11 +108,17 @@ template <class R, class S, bool coded> struct Direct {
       taps[0] = reinterpret_cast<Vn<N>>(words << 16);
       taps[1] = reinterpret_cast<Vn<N>>(words & 0xffff0000u);
       all = taps[0] + taps[1];
-    } else if constexpr (sizeof(S) == 1 && !std::is_same_v<S, V>) {
-      const auto words =
-          converted<Vec<std::int32_t, N>>(read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x)));
-      taps[0] = converted<Vn<N>>(words & 255);
-      taps[1] = converted<Vn<N>>(words >> 8);
+    } else if constexpr (std::is_integral_v<S> && sizeof(S) < 4 && !std::is_same_v<S, V>) {
+      using Pair = std::conditional_t<sizeof(S) == 1, std::uint16_t, std::uint32_t>;
+      constexpr int bits = 8 * sizeof(S), unused = 32 - 2 * bits;
+      const auto words = converted<Vec<std::uint32_t, N>>(read<Pair, N>(reinterpret_cast<const Pair*>(x)));
+      using Whole = Vec<std::conditional_t<std::is_signed_v<S>, std::int32_t, std::uint32_t>, N>;
+      const auto part = [](auto word) {  // its upper bits
+        return converted<Vn<N>>(
+            reinterpret_cast<Vec<std::int32_t, N>>(reinterpret_cast<Whole>(word) >> (32 - bits)));
+      };
+      taps[0] = part(words << (32 - bits));
+      taps[1] = part(words << unused);
     } else if constexpr (sizeof(S) == 1) {  // of a word, too
       const auto words = read<std::uint16_t, N>(reinterpret_cast<const std::uint16_t*>(x));
       taps[0] = reinterpret_cast<Vn<N>>(converted<Vec<std::uint8_t, N>>(words));
@@ -152,7 +159,26 @@ template <class R, class S, bool coded> struct Direct {
       return all;
     };
     Best<N> best;
-    if constexpr (R::picks) {
+    if constexpr (bytes && !coded && K == 2 && Rows >= 0 && !masked) {
+      // Nobody can tell which of equal bytes it is: rows first, before any are spread.
+      constexpr int L = least(2 * N, vector_bytes);
+      const auto half = [&](int64_t at) __attribute__((always_inline)) {
+        auto pairs = read<V, L>(rows[0] + at);
+        for (int r = 1; r < n; ++r) {
+          const auto later = read<V, L>(rows[r] + at);
+          pairs = R::beats(later, pairs) ? later : pairs;
+        }
+        const auto seconds =
+            reinterpret_cast<Vec<V, L>>(reinterpret_cast<Vec<std::uint16_t, L / 2>>(pairs) >> 8);
+        pairs = R::beats(seconds, pairs) ? seconds : pairs;
+        return reinterpret_cast<Vec<V, L / 2>>(
+            converted<Vec<std::uint8_t, L / 2>>(reinterpret_cast<Vec<std::uint16_t, L / 2>>(pairs)));
+      };
+      if constexpr (L == 2 * N)
+        best.value = half(shift);
+      else
+        best.value = joined(half(shift), half(shift + N));
+    } else if constexpr (R::picks) {
       if constexpr (carried) best = *carry;
       for (int r = carried; r < n; ++r) {
         Vn<N> taps[K];
@@ -510,7 +536,7 @@ template <class R, class S, bool coded> struct DirectRows {
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     const int64_t out = p.axes[p.n_axes - 1].out;
     const typename D::Carry carry(memory, out);
-    if constexpr (common)
+    if constexpr (common || D::bytes)
       if (out <= narrow_lanes<V>) return strips<narrow_lanes<V>>(p, begin, end, carry);
     strips<wide<V>>(p, begin, end, carry);
   }

@@ -23,13 +23,14 @@ static inline char* plane_of(const Problem& p, const Array& array, int64_t q) {
   return data;
 }
 
-// The kernel of square windows of float32 that move by one in two dimensions; 0 for all others.
-static inline int64_t square_kernel(const Problem& p) {
+// The kernel of square windows of float32 that move by one in two dimensions, their taps `step` apart; 0 for all
+// others.
+static inline int64_t square_kernel(const Problem& p, int64_t step = 1) {
   if (p.n_axes != 2 || p.op == Op::lp || p.extra != Extra::none) return 0;
   if (p.x_type != Dtype::f32 || p.y_type != Dtype::f32) return 0;
   for (int a = 0; a < 2; ++a) {
     const Axis& axis = p.axes[a];
-    if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel != p.axes[0].kernel) return 0;
+    if (!axis.regular() || axis.stride != 1 || axis.step != step || axis.kernel != p.axes[0].kernel) return 0;
   }
   return p.axes[0].kernel;
 }

@@ -32,7 +32,7 @@ template <class S> constexpr bool worth_it = std::is_same_v<S, float> || std::is
 template <class S> constexpr bool worth_it = true;
 #endif
 template <class R, class S> constexpr bool quick =
-    worth_it<S> && ((std::is_same_v<R, Max<typename R::V>> && (is_real<typename R::V> || sizeof(S) == 1)) ||
+    worth_it<S> && ((std::is_same_v<R, Max<typename R::V>> && (is_real<typename R::V> || sizeof(S) <= 4)) ||
                     (std::is_same_v<R, Min<float>> && std::is_same_v<S, float>));
 template <class R, class S> constexpr bool quick_codes =
     worth_it<S> && std::is_same_v<R, Max<typename R::V>> && is_real<typename R::V>;
@@ -96,7 +96,12 @@ template <template <class> class R, class V, class S = V> Kernel pick(const Prob
     if (slides<R<V>, false>(p)) return kernel_of<Slide<R<V>, false>>();
     if constexpr (quick<R<V>, S>) found = quick_engine<R<V>, S, false>(p);
   } else if constexpr (quick_codes<R<V>, S>) {
-    if (slides<R<V>, true>(p)) return kernel_of<Slide<R<V>, true>>();
+    if (slides<R<V>, true>(p)) {
+      if constexpr (std::is_same_v<S, float>)  // small windows on rows that are no shorter than a vector
+        if (taps_of(p) <= 9 && p.axes[p.n_axes - 1].out >= wide<V> && DirectRows<R<V>, S, true>::serves(p))
+          return kernel_of<DirectRows<R<V>, S, true>>();
+      return kernel_of<Slide<R<V>, true>>();
+    }
     found = quick_engine<R<V>, S, true>(p);
   }
   if (found.run) return found;
@@ -104,22 +109,42 @@ template <template <class> class R, class V, class S = V> Kernel pick(const Prob
   return p.extra == Extra::none ? kernel_of<RowsFirst<R<V>, false>>() : kernel_of<RowsFirst<R<V>, true>>();
 }
 
+// Integers of up to 32 bits. Those of more than a byte gain nothing from the widest vectors, nor do codes, which go
+// with 32 bits: these are left to the next set.
+template <template <class> class R, class S> Kernel pick_whole(const Problem& p) {
+  const bool coded = p.extra != Extra::none;
+#if defined(__AVX512F__)
+  if constexpr (sizeof(S) == 1)
+    if (!coded) return pick<R, S>(p);
+  return {};
+#else
+  if constexpr (worth_it<S> && std::is_same_v<R<S>, Max<S>>)
+    if (coded) {
+      if constexpr (sizeof(S) < 4)
+        if (slides<R<float>, true>(p)) return kernel_of<Slide<R<float>, true>>();
+      using Wide = MaxOf<std::conditional_t<sizeof(S) < 4, std::int32_t, S>, S>;
+      if (const Kernel found = quick_engine<Wide, S, true>(p); found.run) return found;
+    }
+  return pick<R, S>(p);
+#endif
+}
+
 template <template <class> class R> Kernel pick(const Problem& p) {
   switch (p.x_type) {
   case Dtype::b8:
   case Dtype::u8:
-    return pick<R, std::uint8_t>(p);
+    return pick_whole<R, std::uint8_t>(p);
   case Dtype::i8:
-    return pick<R, std::int8_t>(p);
-#if !defined(__AVX512F__)  // the wider integers gain nothing from it: they are left to the next set
+    return pick_whole<R, std::int8_t>(p);
   case Dtype::u16:
-    return pick<R, std::uint16_t>(p);
+    return pick_whole<R, std::uint16_t>(p);
   case Dtype::i16:
-    return pick<R, std::int16_t>(p);
-  case Dtype::u32:
-    return pick<R, std::uint32_t>(p);
+    return pick_whole<R, std::int16_t>(p);
   case Dtype::i32:
-    return pick<R, std::int32_t>(p);
+    return pick_whole<R, std::int32_t>(p);
+  case Dtype::u32:
+    return pick_whole<R, std::uint32_t>(p);
+#if !defined(__AVX512F__)
   case Dtype::u64:
     return pick<R, std::uint64_t>(p);
   case Dtype::i64:
@@ -163,13 +188,36 @@ double largest_sum(const Problem& p) {
   return sum;
 }
 
+// Sums of integers that float32 holds.
+Kernel whole_sum(const Problem& p) {
+  switch (p.x_type) {
+  case Dtype::u8:
+    return sum_of<float, std::uint8_t>(p);
+#if !defined(__AVX512F__)  // as above
+  case Dtype::i8:
+    return sum_of<float, std::int8_t>(p);
+  case Dtype::i16:
+    return sum_of<float, std::int16_t>(p);
+  case Dtype::u16:
+    return sum_of<float, std::uint16_t>(p);
+#else
+  case Dtype::i8:
+  case Dtype::i16:
+  case Dtype::u16:
+    return slides<Sum<float>, false>(p) ? kernel_of<Slide<Sum<float>, false>>() : Kernel{};
+#endif
+  default:
+    return sum_of<float>(p);
+  }
+}
+
 // Halves and float32 add up in float32, float64 and integers that become floats in float64. Integers that stay
 // integers do so in the first of float32, float64 and 64 bits that holds twice every sum: floats are divided faster,
 // and what is cut off from the quotient is the same.
 Kernel sum(const Problem& p) {
   if (p.y_type < Dtype::f16 && p.op == Op::sum) {
     const double largest = largest_sum(p);
-    if (largest <= 0x1p23) return p.x_type == Dtype::u8 ? sum_of<float, std::uint8_t>(p) : sum_of<float>(p);
+    if (largest <= 0x1p23) return whole_sum(p);
     if (largest <= 0x1p52) return sum_of<double>(p);
   }
   if (p.y_type < Dtype::f16)

@@ -184,6 +184,7 @@ private:
       for (int64_t s = 0; s < outer.slabs; ++s) {
         int64_t r = 0;
         const auto from = [&] { return x + s * outer.slab_step + r * outer.row_step; };
+        for (; r + 7 <= outer.rows; r += 7) add(from(), std::integral_constant<int, 7>{}, s + r == 0);
         for (; r + 4 <= outer.rows; r += 4) add(from(), std::integral_constant<int, 4>{}, s + r == 0);
         for (; r < outer.rows; ++r) add(from(), std::integral_constant<int, 1>{}, s + r == 0);
       }

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 namespace ndpool {
@@ -65,6 +66,8 @@ template <class O, class V> inline O store_as(V v) {
     narrow(float(v), o);
     return o;
   } else if constexpr (std::is_integral_v<O> && is_real<V>) {  // what is too large wraps, as integers do
+    if (v == -std::numeric_limits<V>::infinity())
+      return std::numeric_limits<O>::lowest();  // a maximum of nothing
     return O(std::conditional_t < sizeof(V) == 4, std::int32_t, std::int64_t > (v));
   } else {
     return O(v);

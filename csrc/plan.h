@@ -34,8 +34,8 @@ struct Axis {
 
 static inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+static constexpr int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // One window of one tap for each of `size` elements: what stands in for an axis that is not there.
 static inline Axis single_axis(int64_t size) {

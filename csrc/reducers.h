@@ -33,6 +33,11 @@ template <class T> struct Max {
   static V merge(V later, V best) { return better(later, best) ? later : best; }
 };
 
+// Maxima of integers in a wider type: of nothing, they are the least that can be stored.
+template <class T, class S> struct MaxOf : Max<T> {
+  static T init() { return T(std::numeric_limits<S>::lowest()); }
+};
+
 template <class T> struct Min {
   using V = T;
   static constexpr bool picks = true;

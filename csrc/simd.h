@@ -77,7 +77,10 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
   constexpr int held = sizeof v < 16 ? 16 : sizeof v;
   if constexpr (whole && from < to && n * to == vector_bytes && std::is_unsigned_v<F>) {
     Vec<std::uint8_t, held> wide{};
-    __builtin_memcpy(&wide, &v, sizeof v);
+    if constexpr (sizeof v == 8)  // by way of a register, not of memory
+      wide = reinterpret_cast<Vec<std::uint8_t, held>>(_mm_cvtsi64_si128(std::bit_cast<std::int64_t>(v)));
+    else
+      __builtin_memcpy(&wide, &v, sizeof v);
 #if defined(__AVX512F__)
     if constexpr (from == 1 && to == 4)
       return reinterpret_cast<To>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(wide)));
@@ -194,6 +197,14 @@ template <int N, class C> inline void write_codes(Extra extra, char* to, int64_t
     write(reinterpret_cast<std::int32_t*>(to) + at, converted<Vec<std::int32_t, N>>(code));
   else
     write(reinterpret_cast<int64_t*>(to) + at, converted<Vec<int64_t, N>>(code) + base);
+}
+
+// Two vectors as one.
+template <class V, int... I> inline auto joined(V a, V b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, I...);
+}
+template <class V> inline auto joined(V a, V b) {
+  return joined(a, b, std::make_integer_sequence<int, 2 * length_of<V>>{});
 }
 
 template <class V, int... I> inline V evens(V a, V b, std::integer_sequence<int, I...>) {

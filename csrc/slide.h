@@ -113,8 +113,7 @@ private:
   bool even_ = true;  // all columns share the divisor
   bool exact_;        // whole numbers that floats can hold
 
-  Slide(const Problem& p, char* memory)
-      : p_(p), cut_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)) {
+  Slide(const Problem& p, char* memory) : p_(p), cut_(p), input_(p, true), store_(storer<V>(p.y_type, true)) {
     Scratch scratch(memory);
     const int64_t tile = cut_.in_rows * most(N, cut_.pitch_most) + cut_.pitch_most + slack;
     in_ = scratch.take<V>(tile);

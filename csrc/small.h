@@ -1,5 +1,5 @@
 // Small planes: rows of floats that one or two vectors hold, in windows of two or three that move by two. Rows are
-// folded first, each read once; what is left is a single row, whose evens and odds are the taps. For sums that is the
+// folded first, each read once; what is left is a single row, whose elements are picked by taps. For sums that is the
 // order of every engine. Of maxima with codes, the earlier one wins among equals. Without codes it finds the right
 // number, but of equal zeros perhaps the wrong one: planes with a negative zero in them are left to the direct engine,
 // and so are those with a NaN.
@@ -24,8 +24,9 @@ public:
   static bool serves(const Problem& p) {
     if (p.n_axes != 2 || !Careful::serves(p) || p.axes[0].uncropped != p.axes[0].kernel) return false;
     for (int a = 0; a < 2; ++a)
-      if (p.axes[a].kernel != p.axes[1].kernel || p.axes[a].stride != 2 || p.axes[a].step != 1) return false;
-    return reach(p) <= 2 * N && !(p.axes[1].kernel == 2 && Careful::endless(p));
+      if (p.axes[a].kernel != p.axes[1].kernel || p.axes[a].stride != 2 || (!R::picks && p.axes[a].step != 1))
+        return false;
+    return reach(p) <= 2 * N && !(p.axes[1].kernel == 2 && p.axes[1].step == 1 && Careful::endless(p));
   }
 
   static void prepare(Problem& p) {
@@ -46,18 +47,22 @@ private:
   char* memory_;
   const Axis &rows_, &cols_;
   Part<N> inside_[2], outputs_;
-  Cn twice_;
-  Vn by_;  // what the columns contribute to the divisors
+  Cn taps_[3];  // columns of every window's taps, from the first window's first on
+  Vn by_;       // what the columns contribute to the divisors
   bool follow_;
 
   // Columns from the first window's first tap to the last one's last.
-  static int64_t reach(const Problem& p) { return (p.axes[1].out - 1) * 2 + p.axes[1].kernel; }
+  static int64_t reach(const Problem& p) {
+    const Axis& cols = p.axes[1];
+    return (cols.out - 1) * 2 + (cols.kernel - 1) * cols.step + 1;
+  }
 
   Small(const Problem& p, char* memory) : p_(p), memory_(memory), rows_(p.axes[0]), cols_(p.axes[1]) {
     for (int w = 0; w < 2; ++w)
       inside_[w] = Part<N>(-cols_.origin - w * N, cols_.size - cols_.origin - w * N);
     outputs_ = Part<N>(0, cols_.out);
-    for (int j = 0; j < N; ++j) twice_[j] = 2 * j;
+    for (int t = 0; t < 3; ++t)
+      for (int j = 0; j < N; ++j) taps_[t][j] = std::int32_t(2 * j + t * cols_.step);
     for (int j = 0; j < N; ++j)
       by_[j] = V(p.divisor ? p.divisor : j < cols_.out && p.divide ? most(1, share(cols_, j)) : 1);
     const int64_t row = cols_.out * int64_t(sizeof(V));
@@ -100,6 +105,16 @@ private:
       best.value += later;
   }
 
+  // The windows' taps of one number, from a row that two vectors hold.
+  Best tap(const Best& a, const Best& b, int number, std::int32_t code) const {
+    const __m512i from = reinterpret_cast<__m512i>(taps_[number]);
+    Best got{_mm512_permutex2var_ps(a.value, from, b.value), Cn{}};
+    if constexpr (coded)
+      got.code = code + reinterpret_cast<Cn>(_mm512_permutex2var_epi32(
+                            reinterpret_cast<__m512i>(a.code), from, reinterpret_cast<__m512i>(b.code)));
+    return got;
+  }
+
   // One column of the folded row after the other.
   static void across(const Best& next, Best& best) {
     if constexpr (coded) {
@@ -119,7 +134,9 @@ private:
     char* extra = coded ? plane_of(p_, p_.extra_array, q) : nullptr;
     const int64_t x_pitch = p_.x.pooled[0] / int64_t(sizeof(V)),
                   y_pitch = p_.y.pooled[0] / int64_t(sizeof(V));
-    const std::int32_t row_code = std::int32_t(p_.extra == Extra::index64 ? cols_.size : K);
+    const bool positions = p_.extra == Extra::index64;
+    const std::int32_t row_code = std::int32_t(positions ? rows_.step * cols_.size : K),
+                       col_code = std::int32_t(positions ? cols_.step : 1);
     const Vn init = Vn{} + R::init();
     Vn met{};     // a NaN stays in a sum
     Cn lowest{};  // of the numbers' bits: -0 is the least of all integers
@@ -140,23 +157,20 @@ private:
       }
       return got;
     };
-    Line shared;
-    if constexpr (K == 3) shared = line(rows_.origin);
+    const bool shares = K == 3 && rows_.step == 1;
+    Line third;
+    if (shares) third = line(rows_.origin);
     for (int64_t o = 0, i = rows_.origin; o < rows_.out; ++o, i += 2, y += y_pitch) {
-      const Line first = K == 3 ? shared : line(i), second = line(i + 1);
-      if constexpr (K == 3) shared = line(i + 2);
+      const Line first = shares ? third : line(i), second = line(i + rows_.step);
+      if constexpr (K == 3) third = line(i + 2 * rows_.step);
       Best folded[W];
       for (int w = 0; w < W; ++w) {
         folded[w] = {first.v[w], Cn{}};
         down(second.v[w], row_code, folded[w]);
-        if constexpr (K == 3) down(shared.v[w], 2 * row_code, folded[w]);
+        if constexpr (K == 3) down(third.v[w], 2 * row_code, folded[w]);
       }
-      const Best &a = folded[0], &b = folded[W - 1];
-      const Best even{evens(a.value, b.value), evens(a.code, b.code)};
-      Best best = even;
-      across({odds(a.value, b.value), odds(a.code, b.code) + 1}, best);
-      if constexpr (K == 3)
-        across({shifted<1>(even.value, even.value), shifted<1>(even.code, even.code) + 2}, best);
+      Best best = tap(folded[0], folded[W - 1], 0, 0);
+      for (int t = 1; t < K; ++t) across(tap(folded[0], folded[W - 1], t, t * col_code), best);
       if constexpr (!R::picks) {
         best.value = from_zero(best.value);
         if (p_.divide) best.value /= by_ * V(p_.divisor ? 1 : most(1, share(rows_, o)));
@@ -182,7 +196,7 @@ private:
   template <bool spills> void put(Cn code, int64_t o, int64_t i, char* extra) const {
     extra += o * p_.extra_array.pooled[0];
     const int64_t base = i * cols_.size + cols_.origin;
-    if (p_.extra == Extra::index64) code += twice_;
+    if (p_.extra == Extra::index64) code += taps_[0];
     if (spills && p_.extra == Extra::offset8) {
       write(extra, _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(code)));
     } else if (spills) {

@@ -23,6 +23,7 @@ template <class R> struct Strips {
   static bool serves(const Problem& p) {
     if (p.lanes != 1 || p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
     const int64_t k = square_kernel(p);
+    if (R::picks && k == 0) return square_kernel(p, 2) == 3 || square_kernel(p, 3) == 3;
     return k == 3 || (R::picks && (k == 5 || k == 7 || k == 9 || k == 13));
   }
 
@@ -50,7 +51,10 @@ template <class R> struct Strips {
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Strips work(p, memory);
-    if constexpr (R::picks) switch (p.axes[0].kernel) {
+    if constexpr (R::picks) {
+      if (p.axes[0].step == 2) return work.template all<3, 2>(begin, end);
+      if (p.axes[0].step == 3) return work.template all<3, 3>(begin, end);
+      switch (p.axes[0].kernel) {
       case 5:
         return work.template all<5>(begin, end);
       case 7:
@@ -60,6 +64,7 @@ template <class R> struct Strips {
       case 13:
         return work.template all<13>(begin, end);
       }
+    }
     work.template all<3>(begin, end);
   }
 
@@ -97,56 +102,57 @@ private:
     }
   }
 
-  template <int K> void all(int64_t begin, int64_t end) {
+  // K taps, D elements and rows apart.
+  template <int K, int D = 1> void all(int64_t begin, int64_t end) {
     const int64_t planes = group(p_), height = band_rows(p_);
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t q = unit / p_.tiles * planes, o = unit % p_.tiles * height;
       Band b{plane_of(p_, p_.x, q), plane_of(p_, p_.y, q) + o * p_.y.pooled[0], o,
              least(height, rows_.out - o), least(planes, p_.planes - q)};
-      if (!R::picks || cols_.out < long_row) {
-        band<K>(b);
+      if (!R::picks || D > 1 || cols_.out < long_row) {
+        band<K, D>(b);
         continue;
       }
       for (int64_t left = b.planes; left > 0; --left, b.x += p_.x.lead[0], b.y += p_.y.lead[0]) {
         b.planes = 1;
-        if constexpr (R::picks)
+        if constexpr (R::picks && D == 1)
           for (int64_t c = 0; c < cols_.out; c += tile(K)) long_rows<K>(b, c, least(cols_.out, c + tile(K)));
       }
     }
   }
 
   // Strips of whole vectors, as many as there are registers for; what is left takes half vectors.
-  template <int K> void band(const Band& b) {
-    constexpr int W = K <= 5 ? 4 : K == 7 ? 3 : 2, half = K <= slim + 1 ? slim : broad;
+  template <int K, int D> void band(const Band& b) {
+    constexpr int W = K <= 5 ? 4 : K == 7 ? 3 : 2, half = (K - 1) * D <= slim ? slim : broad;
     int64_t c = 0;
-    for (; cols_.out - c >= W * broad; c += W * broad) strip<K, broad, W>(b, c);
+    for (; cols_.out - c >= W * broad; c += W * broad) strip<K, broad, W, D>(b, c);
     const int64_t left = ceil_div(cols_.out - c, slim);
-    if (left == 1) return strip<K, half, 1>(b, c);
+    if (left == 1) return strip<K, half, 1, D>(b, c);
     constexpr int halves = half == slim ? 2 : 1;
-    if (left == 2) return strip<K, half, halves>(b, c);
+    if (left == 2) return strip<K, half, halves, D>(b, c);
     if constexpr (W > 2) {
-      if (left == 3) return strip<K, half, 3>(b, c);
+      if (left == 3) return strip<K, half, 3, D>(b, c);
       if (left >= 6) {
-        strip<K, broad, 3>(b, c);
-        return left == 6 ? void() : strip<K, broad, 1>(b, c + 3 * broad);
+        strip<K, broad, 3, D>(b, c);
+        return left == 6 ? void() : strip<K, broad, 1, D>(b, c + 3 * broad);
       }
     }
-    if (left >= 3) strip<K, broad, 2>(b, c);
-    if (left == 5) strip<K, half, 1>(b, c + 2 * broad);
+    if (left >= 3) strip<K, broad, 2, D>(b, c);
+    if (left == 5) strip<K, half, 1, D>(b, c + 2 * broad);
   }
 
-  template <int K, int N, int W> void strip(const Band& b, int64_t c) {
+  template <int K, int N, int W, int D> void strip(const Band& b, int64_t c) {
     if constexpr (!R::picks) {
       even_ ? sums<N, W, true>(b, c) : sums<N, W, false>(b, c);
     } else {
-      if (!careful_ && !best<K, N, W, true>(b, c)) return;
-      carefully<K>(b, c, least(cols_.out, c + N * W));
+      if (!careful_ && !best<K, N, W, D, true>(b, c)) return;
+      carefully<K, D>(b, c, least(cols_.out, c + N * W));
     }
   }
 
-  template <int K> void carefully(const Band& b, int64_t c, int64_t end) {
+  template <int K, int D = 1> void carefully(const Band& b, int64_t c, int64_t end) {
     careful_ = false;
-    for (; c < end; c += broad) careful_ |= best<K, broad, 1, false>(b, c);
+    for (; c < end; c += broad) careful_ |= best<K, broad, 1, D, false>(b, c);
   }
 
   template <class T> static T* further(T* p, int64_t bytes) {
@@ -173,40 +179,42 @@ private:
   // How much longer windows get that have M elements and shall have K, if they double as long as they can.
   static constexpr int more(int M, int K) { return M < K - M ? M : K - M; }
 
-  // x[0 .. W] to the windows of K elements that begin in the first W of them.
-  template <int K, int W, bool quick, int M = 1, class Vn> static void across(Vn* x) {
+  // x[0 .. W] to the windows of K taps that begin in the first W of them.
+  template <int K, int W, int D, bool quick, int M = 1, class Vn> static void across(Vn* x) {
     if constexpr (M < K) {
-      constexpr int by = more(M, K);
+      constexpr int more_taps = more(M, K), by = more_taps * D;
       for (int w = 0; w < W; ++w) x[w] = merge<quick>(shifted<by>(x[w], x[w + 1]), x[w]);
-      if constexpr (M + by < K) x[W] = merge<quick>(shifted<by>(x[W], x[W]), x[W]);
-      across<K, W, quick, M + by>(x);
+      if constexpr (M + more_taps < K) x[W] = merge<quick>(shifted<by>(x[W], x[W]), x[W]);
+      across<K, W, D, quick, M + more_taps>(x);
     }
   }
 
   // The maxima of a strip; true if there was a NaN. Results r and r + 1 share the rows between the first of the one
-  // and the last of the other, and those come in pairs that later results share, too.
-  template <int K, int N, int W, bool quick> bool best(const Band& b, int64_t c) const {
+  // and the last of the other, and those come in pairs that later results share, too. Where taps are apart, so are the
+  // rows that go together: every D-th.
+  template <int K, int N, int W, int D, bool quick> bool best(const Band& b, int64_t c) const {
     using Vn = Vec<V, N>;
     constexpr int T = K / 2;
     const Vn init = Vn{} + R::init();
-    const int64_t x_pitch = p_.x.pooled[0], y_pitch = p_.y.pooled[0];
+    const int64_t x_pitch = D * p_.x.pooled[0], y_pitch = D * p_.y.pooled[0], sets = least(D, b.rows);
     const Part<N> last(0, cols_.out - c - (W - 1) * N);
     Part<N> there[W + 1];
     for (int w = 0; w <= W; ++w) there[w] = inside<N>(c + w * N);
     Met<N> nan;
-    for (int64_t q = 0; q < b.planes; ++q) {
-      int64_t i = b.o + rows_.origin;
+    for (int64_t set = 0; set < b.planes * sets; ++set) {
+      const int64_t q = set / sets, first = set % sets, rows = ceil_div(b.rows - first, D);
+      int64_t i = b.o + rows_.origin + first;
       const V* x = at(b.x + q * p_.x.lead[0], i, c);
-      V* y = reinterpret_cast<V*>(b.y + q * p_.y.lead[0]) + c;
+      V* y = reinterpret_cast<V*>(b.y + q * p_.y.lead[0] + first * p_.y.pooled[0]) + c;
       const auto next = [&](Vn* h) __attribute__((always_inline)) {
         Vn v[W + 1];
         if (within(i, rows_)) {
           for (int w = 0; w <= W; ++w) v[w] = there[w].read(x + w * N, init);
           for (int w = 0; w <= W; w += 2) nan.meet(v[w], v[w < W ? w + 1 : w]);
-          across<K, W, quick>(v);
+          across<K, W, D, quick>(v);
         }
         for (int w = 0; w < W; ++w) h[w] = within(i, rows_) ? v[w] : init;
-        ++i;
+        i += D;
         x = further(x, x_pitch);
       };
       const auto put = [&](int w, Vn v) __attribute__((always_inline)) {
@@ -221,7 +229,7 @@ private:
         for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<quick>(even[k][w], odd[w]);
         next(odd);
       }
-      for (int64_t r = 0; r < b.rows; r += 2) {
+      for (int64_t r = 0; r < rows; r += 2) {
         Vn fresh[W], shared[W];
         next(fresh);
         for (int w = 0; w < W; ++w) {
@@ -235,7 +243,7 @@ private:
           }
           even[T - 1][w] = fresh[w];
         }
-        if (r + 1 == b.rows) break;
+        if (r + 1 == rows) break;
         y = further(y, y_pitch);
         next(odd);
         for (int w = 0; w < W; ++w) put(w, merge<quick>(odd[w], shared[w]));

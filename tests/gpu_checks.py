@@ -19,6 +19,7 @@ import cases
 import ndpool
 import ndpool.torch
 import oracle
+from ndpool._triton import backward
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks import torch as room
 
@@ -87,6 +88,10 @@ def test_equal_to_the_oracle(name):
 # columns looped over, whole planes, few outputs, tables.
 WAYS = [
     ("max_pool2d", (2, 4, 6, 8), (2,)),
+    # Lanes that fill their programs, rows of windows that leave input out or share it.
+    ("max_pool2d", (2, 4, 8, 16), (2,)),
+    ("avg_pool2d", (2, 4, 7, 8), (2,)),
+    ("max_pool2d", (2, 4, 7, 9), (3, 2)),
     ("max_pool2d", (1, 4, 7, 12), (3, 2, 1)),
     ("max_pool2d", (1, 3, 5, 7), (3, 2, 1)),
     ("max_pool2d", (1, 4, 7, 8), (7, 1, 3)),
@@ -117,6 +122,7 @@ WAYS = [
     ("adaptive_max_pool2d", (1, 2, 4, 264), (2,)),
     ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
+    ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
     # Spans of packed rows.
     ("adaptive_max_pool2d", (1, 4, 11, 27), (3,)),
     ("adaptive_avg_pool3d", (1, 4, 3, 7, 13), (2,)),
@@ -163,6 +169,24 @@ def test_every_way(name, shape, args, layout):
     grad = torch.randint(-9, 9, want.shape, generator=torch.Generator().manual_seed(1)).float()
     (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
     torch.testing.assert_close(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("name", "sizes"), [("max_pool2d", (8, 16)), ("avg_pool3d", (4, 4, 8))])
+def test_gradients_row_by_row(monkeypatch, name, sizes, last):
+    """What large arrays take: a plane for every row of windows, written in the order of memory."""
+    monkeypatch.setattr(backward, "LARGE", 0)
+    backward.backward.cache_clear()
+    x = torch.randint(-9, 9, (2, 4, *sizes), generator=torch.Generator().manual_seed(0)).float()
+    if last:
+        formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+        x = x.contiguous(memory_format=formats[len(sizes)])
+    ours, theirs = (t.detach().requires_grad_() for t in (x.to(DEVICE), x))
+    got, want = getattr(ndpool, name)(ours, 2), getattr(F, name)(theirs, 2)
+    grad = torch.randint(-9, 9, want.shape, generator=torch.Generator().manual_seed(1)).float()
+    (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
+    assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+    backward.backward.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -394,6 +418,41 @@ def test_tensors_of_another_device():
                 ones = torch.ones_like(want)
                 g = torch.autograd.grad(got, y, ones.to(device))[0]
                 torch.testing.assert_close(g.cpu(), torch.autograd.grad(want, x, ones)[0])
+
+
+@gpu_only
+@pytest.mark.parametrize("args", [(2,), (9, 1, 4), (3, 2, 1)])
+def test_kernels_that_begin_early(args):
+    """They wait for whatever was sent before: long work, memsets, other streams; graphs keep it so."""
+    x, long = torch.randn(4, 16, 32, 32, device="cuda"), torch.randn(2**25, device="cuda")
+    want, main, side = F.max_pool2d(x, *args), torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+
+    def calls():
+        buffer = torch.zeros_like(x)
+        zeros = ndpool.max_pool2d(buffer, *args)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            buffer.copy_(x + (long * 2).sin_()[0] * 0)
+        torch.cuda.current_stream().wait_stream(side)
+        y = ndpool.max_pool2d(buffer, *args)
+        z = ndpool.max_pool2d(y, 2)
+        buffer.fill_(-7)  # behind a kernel that reads it
+        return zeros, y, z, ndpool.max_pool2d(buffer, *args)
+
+    with torch.cuda.stream(main):
+        found = [calls() for _ in range(10)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=main):
+            found.append(calls())
+        for _ in range(10):
+            graph.replay()
+        torch.cuda.synchronize()
+    for zeros, y, z, last in found:
+        assert not zeros.any()
+        assert torch.equal(y, want)
+        assert torch.equal(z, F.max_pool2d(want, 2))
+        assert (last == -7).all()
 
 
 @gpu_only

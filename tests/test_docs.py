@@ -238,7 +238,8 @@ def search_in(browser, address, words):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     found = "return [...document.querySelectorAll('.md-search-result :is(h1, h2)')].map(e => e.innerText)"
-    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
+    env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}  # no sanitizer in it
+    driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver"), env=env))
     try:
         driver.get(address)
         driver.execute_script("document.querySelector('[data-md-toggle=search]').click()")

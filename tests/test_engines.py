@@ -6,6 +6,8 @@ the vector paths, with NaN, infinities and both zeros in a few places, and in no
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,12 @@ ADAPTIVE = [
     ((2, 40, 14, 14), 1),
     ((3, 19, 10, 10), 1),
     ((2, 3, 56, 60), 1),
+    ((3, 7, 12, 40), 1),
+    ((2, 3, 20, 100), 1),
+    ((2, 5, 28, 28), 7),  # windows of as many columns as vectors can be halved by
+    ((2, 5, 16, 56), (2, 7)),
+    ((1, 3, 16, 164), (4, 41)),
+    ((1, 3, 17, 136), (2, 17)),
     ((1, 72, 61, 53), 6),
     ((2, 300, 21, 20), (7, 3)),
     ((1, 1100, 12, 13), 1),
@@ -114,6 +122,34 @@ def test_maxima(isa, dtype, last, odd):
         got, index = ndpool.adaptive_max_pool2d(x, size, return_indices=True)
         same(got, want)
         assert torch.equal(index, where), (shape, size)
+
+
+@lru_cache(None)
+def ranks(shape, name, *args):
+    """Numbers from 0 to 127 with PyTorch's maxima: the same for every type that holds them."""
+    x = np.random.default_rng(shape[-1]).integers(0, 128, shape)
+    want, where = getattr(torch.nn.functional, name)(torch.from_numpy(x).float(), *args, return_indices=True)
+    return x, want.numpy().astype(np.int64), where.numpy()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"])
+def test_maxima_of_integers(isa, name, last):
+    info = np.iinfo(name)
+    values = np.arange(128) - (64 if info.min < 0 else 0)
+    values[0], values[-1] = info.min, info.max
+    values = values.astype(name)
+    calls = [("max_pool2d", shape, *args) for shape, args in SLIDING + DILATED + LONG]
+    calls += [("adaptive_max_pool2d", shape, size) for shape, size in ADAPTIVE]
+    for function, shape, *args in calls:
+        x, want, where = ranks(shape, function, *args)
+        x = values[x]
+        x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) if last else x
+        got, index = getattr(ndpool, function)(x, *args, return_indices=True)
+        assert got.dtype == x.dtype
+        assert np.array_equal(got, values[want]), (function, shape, args)
+        assert np.array_equal(index, where), (function, shape, args)
+        assert np.array_equal(getattr(ndpool, function)(x, *args), got), (function, shape, args)
 
 
 @pytest.mark.parametrize("odd", [False, True], ids=["tame", "odd"])

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton.cells import by_cells
-from ndpool._triton.forward import forward, unpadded
+from ndpool._triton.forward import forward, rows_apart, unpadded
 from ndpool._triton.kernels.any_backward import any_backward_kernel
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.few_backward import few_backward_kernel
@@ -29,16 +29,20 @@ from ndpool._triton.launch import (
     launcher,
     merged,
     most_holders,
+    needed,
     nothing,
     padded,
     runs,
     strips,
     walk_numbers,
+    walk_strides,
     whole_planes,
 )
 from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
 from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool.geometry import AxisPlan, Plan
+
+LARGE = 2**24  # elements of which a device has enough where every thread writes few
 
 
 @lru_cache(1024)
@@ -88,7 +92,9 @@ def backward(
     if not picks and unpadded(three) and not (strips(three) and prod(a.stride for a in three) < 16):
         found = by_cells(three, w, size, by, common, device)
     if found is None and strips(three):
-        found = _blocks(three, w, size, by, common)
+        apart = rows_apart(plan, axes, *memory, written=True) if prod(memory[0]) >= LARGE else None
+        rows_, rows_walk = apart or (three, w)
+        found = _blocks(rows_, rows_walk, size, by, common | {"LEADS": rows_walk.leads})
     if found is not None:
         return found
     # Sums are the same for all rows of a run, which the kernel for any window knows too.
@@ -156,7 +162,7 @@ def _blocks(
             chunk if last.size % (outs * last.stride) == 0 and not any(s % chunk for s in w.wide[1:5]) else 1
         )
         y_unit = vec if last.out % vec == 0 and not any(s % vec for s in w.narrow[1:5]) else 1
-    large = prod(w.sizes) * prod(a.size for a in axes) >= 2**24
+    large = prod(w.sizes) * prod(a.size for a in axes) >= LARGE
     rows, loop_h = 1 if large and h.kernel <= h.stride else 4, False
     across = vectors if columns else more[2] + 1
     while not columns and vec > 1 and across * vec * (1 + common["PICKS"]) > 64:
@@ -180,9 +186,12 @@ def _blocks(
     narrow = [s // y_unit for s in w.narrow]
     if not columns and vec > 1:
         wide[0] = narrow[0] = 1
-    numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, n_strips, blocks_d), *wide, *narrow]
-    numbers += [a.size for a in axes] + [a.out for a in axes] + [b for a in axes for b in a.bounds]
-    numbers += [by, 1 / by, n_strips, blocks_d, more[1]]
+    parts = [*needed(n_strips * blocks_d > 1, n_strips), *needed(blocks_d > 1, blocks_d)]
+    numbers: list[Any] = walk_numbers(n_lanes, n_c, n_w, w, *parts)
+    numbers += walk_strides(wide, w) + walk_strides(narrow, w)
+    numbers += [a.size for a in axes] + [a.out for a in axes]
+    numbers += needed(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
+    numbers += [by, 1 / by, *parts, *needed(loop_h, more[1])]
     constants = common | {
         "COLUMNS": columns,
         "FIRST_VECTOR": first,

@@ -7,30 +7,36 @@ The choice follows from shapes, strides and the plan alone, nothing is measured.
 from __future__ import annotations
 
 from math import prod
+from operator import itemgetter
 from typing import Any
 
 import torch
 
+from ndpool._native import INDEX64
 from ndpool._triton.kernels.any_forward import any_forward_kernel
 from ndpool._triton.kernels.spans import span_forward_kernel
 from ndpool._triton.kernels.strip_forward import strip_forward_kernel
 from ndpool._triton.kernels.whole import rows_whole_kernel
 from ndpool._triton.launch import (
     SQUARES,
+    SUM,
     THREADS,
     Launch,
     axis_numbers,
+    calls_next,
     compute_type,
     divide_by,
     launcher,
     magic,
     merged,
+    needed,
     nothing,
     packed,
     padded,
     strips,
     tables,
     walk_numbers,
+    walk_strides,
     whole_planes,
     worst,
 )
@@ -89,7 +95,10 @@ def forward(
         if found is not None:
             return found
     if strips(three):
-        found = _strip(three, w, size, by, common | {"DIVIDE": divide})
+        # Places in a plane are told by rows; bytes are too little for a thread that has one row.
+        apart = rows_apart(plan, axes, *memory) if kind != INDEX64 and size > 1 else None
+        rows_, rows_walk = apart or (three, w)
+        found = _strip(rows_, rows_walk, size, by, common | {"DIVIDE": divide, "LEADS": rows_walk.leads})
         if found is not None:
             return found
     if unpadded(three):
@@ -97,6 +106,44 @@ def forward(
         if found is not None:
             return found
     return _any(three, w, size, by, common | {"DIVIDE": divide}, device)
+
+
+def rows_apart(
+    plan: Plan,
+    axes: tuple[int, ...],
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    out_shape: tuple[int, ...],
+    out_stride: tuple[int, ...],
+    *,
+    written: bool = False,
+) -> tuple[tuple[AxisPlan, ...], Walk] | None:
+    """The same with a plane for every row of windows, where rows share nothing: lanes then follow memory.
+
+    Where there are few, rows may share input that is read, and be followed by some that is not.
+    """
+    *outer, last = zip(plan.axes, axes, strict=True)
+    few = len(outer) == 1 and prod(out_shape) < 2 * FILLED and not written
+    for p, _ in outer:
+        used = (p.out - 1) * p.stride + (p.stride if written else p.kernel)
+        shared = p.kernel > p.stride and not (few and p.stride > 1)
+        if shared or p.origin or used > p.size or (written and used < p.size):
+            return None
+    if not outer:
+        return None
+    leads = [(n, stride[a], out_shape[a], out_stride[a]) for a, n in enumerate(shape) if a not in axes]
+    leads += [(p.out, p.stride * stride[a], p.out, out_stride[a]) for p, a in outer]
+    leads.sort(key=itemgetter(1), reverse=True)
+    rows = [
+        AxisPlan(n, 1, p.kernel, p.stride, 1, 0, (0, n))
+        for p, _ in outer
+        for n in [p.stride if written else p.kernel]
+    ]
+    inner = [(row.size, stride[a], 1, 0) for row, (_, a) in zip(rows, outer, strict=True)]
+    axis, a = last
+    inner.append((shape[a], stride[a], out_shape[a], out_stride[a]))
+    w = walk(range(len(leads), len(leads) + len(inner)), *zip(*leads, *inner, strict=True))
+    return None if w is None else (padded(Plan([*rows, axis])), w)
 
 
 def _spans(
@@ -109,8 +156,9 @@ def _spans(
 ) -> Launch | None:
     d, h, last = axes
     plane, planes = prod(a.size for a in axes), w.sizes[1] * w.sizes[2]
-    unit = min(4, widest(itemsize, plane * planes))
-    if not packed(axes, w) or unit == 1 or not unit <= last.kernel <= 32:
+    # Picks cost more than loads: shorter vectors leave less beside a span.
+    unit = min(4 if common["OP"] == SUM else 2, widest(itemsize, plane * planes))
+    if not packed(axes, w) or unit == 1 or not 4 <= last.kernel <= 32:
         return None
     n_lanes = planes * last.out
     lanes = min(THREADS, max(32, next_power(n_lanes)))
@@ -133,6 +181,8 @@ def _channels(w: Walk, itemsize: int, axes: tuple[AxisPlan, ...], coded: bool) -
     small = prod(a.kernel for a in axes) <= 9
     wide = coded and itemsize > 2 and rows_of_channels(axes, w)
     least = FILLED if small else FILLED // 8 if wide else FILLED // 4
+    if small or (axes[2].stride == 1 and not coded):
+        vec = min(vec, max(1, 8 // itemsize))  # neighbours share columns: many threads find them in the cache
     while vec > 2 and prod(w.sizes) * outs // vec < least:
         vec //= 2
     return vec
@@ -169,7 +219,7 @@ def _strip(
         outs = max(1, vector // last.stride)
         while outs * last.stride % vector:
             outs *= 2
-        if h.out == 1 and last.out > 64:
+        if h.size == 1 and last.out > 64:
             outs *= 2  # a single row gives a thread too little to do
         if vector > 1 and (outs == 1 or last.stride <= 8):
             columns, vec, x_unit = True, outs, vector
@@ -183,6 +233,8 @@ def _strip(
     if not columns:
         vec, outs, loop_w, loop_h = _side_by_side(last, h, vec, coded)
         x_unit = y_unit = vec
+    elif h.kernel <= h.stride:
+        loop_h = h.kernel * vectors > 16
     if h.kernel <= h.stride:
         rows = 2 if itemsize == 1 and h.kernel < 4 else 1
     elif loop_h:
@@ -207,15 +259,27 @@ def _strip(
     n_strips = -(-h.out // rows)
     grid = -(-n_lanes // lanes) * d.out * n_strips
     ends = [a.origin + (a.out - 1) * a.stride + a.kernel for a in axes]
-    edges = last.origin < 0 or ends[2] > last.size or outs > 1
+    each = (1 + prod(a.kernel for a in axes)) * (vec if columns else vec * outs) * min(itemsize, 8)
+    alone = h.kernel <= h.stride and last.kernel <= last.stride
+    ragged = outs > 1 or (columns and y_unit < vec)
+    edges = last.origin < 0 or ends[2] > last.size or ragged
     wide = [s // x_unit for s in w.wide]
     narrow = [s // y_unit for s in w.narrow]
     if not columns and vec > 1:
         wide[0] = narrow[0] = 1
-    numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, n_strips, d.out), *wide, *narrow]
-    numbers += [a.size for a in axes] + [a.out for a in axes] + [d.origin, h.origin]
-    numbers += [b for a in axes for b in a.bounds] + [by, 1 / by, n_strips, h.kernel, last.kernel]
-    numbers.append(prod(a.kernel for a in axes))
+    parts = [*needed(n_strips * d.out > 1, n_strips), *needed(d.out > 1, d.out)]
+    numbers: list[Any] = walk_numbers(n_lanes, n_c, n_w, w, *parts, lanes=lanes)
+    numbers += walk_strides(wide, w) + walk_strides(narrow, w)
+    # Sizes that nothing exceeds are left out.
+    ends[1] += (n_strips * rows - h.out) * h.stride
+    beyond = [a.origin < 0 or end > a.size for a, end in zip(axes, ends, strict=True)]
+    beyond[2] |= ragged
+    for a, exceeded in zip(axes, beyond, strict=True):
+        numbers += needed(exceeded or common["KIND"] == INDEX64, a.size)
+    numbers += [parts[1], *needed(n_strips * rows > h.out, h.out), *needed(ragged, last.out)]
+    numbers += needed(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
+    numbers += [*needed(common["DIVIDE"] == 1, by, 1 / by), parts[0], *needed(loop_h, h.kernel)]
+    numbers += [*needed(loop_w, last.kernel), *needed(common["OP"] == SQUARES, prod(a.kernel for a in axes))]
     constants = common | {
         "KD": d.kernel,
         "KH": h.kernel,
@@ -223,6 +287,8 @@ def _strip(
         "SD": d.stride,
         "SH": h.stride,
         "SW": last.stride,
+        "ORIGIN_D": d.origin,
+        "ORIGIN_H": h.origin,
         "ORIGIN_W": last.origin,
         "COLUMNS": columns,
         "FIRST_VECTOR": first,
@@ -238,6 +304,9 @@ def _strip(
         "EDGES": edges,
         "LOOP_H": loop_h,
         "LOOP_W": loop_w,
+        # What a wide window reads in the order of memory nobody reads again.
+        "EVICT": "evict_first" if parts[0] is None and 8 <= last.kernel <= last.stride else "",
+        "NEXT": alone and calls_next(grid, lanes * each),
         "PADDED": any(a.origin < 0 for a in axes),
         "num_warps": lanes // 32,
     }
@@ -282,19 +351,22 @@ def _whole(
     while planes > 4 and d.out * h.out * n_planes < planes * 1056:
         planes //= 2
     wide = [s // unit for s in w.wide[1:5]]
-    numbers: list[Any] = [w.sizes[1], n_planes, *wide, *w.narrow[1:], h.size, last.size]
+    numbers: list[Any] = [w.sizes[1], *map(magic, (w.sizes[1], h.out, d.out)), n_planes]
+    numbers += [*wide, *w.narrow[1:], h.size, last.size]
     numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
         "UNIT": unit,
         "PLANES": planes,
-        "ROWS": 4 if h.kernel < 8 or h.kernel % 8 in (1, 2, 3, 4) else 8,
+        "ROWS": -(-h.kernel // -(-h.kernel // 10)),
         "WIDTH": width,
         "OUTS": outs,
         "TAPS": taps,
         "GATHERED": short,
         "num_warps": 4,
     }
-    held = [t for a in axes for t in tables(a, device)]
+    # Windows that follow each other need no tables.
+    plain = [d.size == 1, *(a.regular and a.stride == a.kernel for a in (h, last))]
+    held = [t for a, p in zip(axes, plain, strict=True) for t in needed(not p, *tables(a, device))]
     grid = d.out * h.out * -(-n_planes // planes)
     return launcher(rows_whole_kernel, grid, numbers, constants, held, itemsize < 16)
 

@@ -5,7 +5,7 @@ Sizes travel as plain arguments: another size compiles nothing new.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, prod
@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ndpool._triton.kernels.lanes import EARLY
 from ndpool._triton.memory import LIMIT, Walk
 from ndpool.geometry import AxisPlan, Plan
 
@@ -122,13 +123,27 @@ def most_holders(axis: AxisPlan) -> int:
 def magic(by: int) -> int:
     """What numbers below 2**31 are multiplied with and shifted by in place of a division by `lanes.over`."""
     more = max(0, by - 1).bit_length()
-    return 2**32 if by > LIMIT else ((1 << (31 + more)) // by + 1) | (31 + more) << 32
+    return 2**32 if by > LIMIT else ((1 << (31 + more)) // by + 1) | (more + 1) << 32
 
 
-def walk_numbers(n_lanes: int, n_c: int, n_w: int, w: Walk, *parts: int) -> list[int]:
-    """How programs are numbered: lanes, and what divides them; then the parts that come before lanes."""
-    counts = (n_c, n_w, w.sizes[1])
-    return [n_lanes, *counts, *map(magic, (*counts, *parts))]
+def needed(condition: bool, *values: Any) -> list[Any]:
+    """The values, or None for each that a kernel does without: it then takes no place among the arguments."""
+    return [value if condition else None for value in values]
+
+
+def walk_numbers(
+    n_lanes: int, n_c: int, n_w: int, w: Walk, *parts: int | None, lanes: int = LIMIT
+) -> list[int | None]:
+    """How programs of so many lanes are numbered, and what divides them; the parts come before lanes."""
+    counts = (*needed(w.channels, n_c), *needed(w.leads > 0, n_w), *needed(w.leads > 1, w.sizes[1]))
+    magics = (n if n is None else magic(n) for n in (*counts, *parts))
+    return [*needed(n_lanes % lanes > 0, n_lanes), *counts, *magics]
+
+
+def walk_strides(strides: Sequence[int], w: Walk) -> list[int | None]:
+    """The strides that a walk needs: of channels, two leading axes and three pooled ones."""
+    c, first, second, *pooled = strides
+    return [*needed(w.channels, c), *needed(w.leads > 0, first), *needed(w.leads > 1, second), *pooled]
 
 
 def padded(plan: Plan) -> tuple[AxisPlan, ...]:
@@ -187,7 +202,12 @@ def merged(
 
 
 def launcher(
-    kernel: Any, grid: int, numbers: list[Any], constants: dict[str, Any], tables: list[Tensor], aligned: bool
+    kernel: Any,
+    grid: int,
+    numbers: list[Any],
+    constants: dict[str, Any],
+    tables: Sequence[Tensor | None],
+    aligned: bool,
 ) -> Launch:
     """The kernel with all but its three arrays; once compiled it is called without Triton's own look-up.
 
@@ -195,8 +215,9 @@ def launcher(
     handed over as integers, about which nothing is asked.
     """
     places, compiled, before = (grid, 1, 1), None, ()
+    early = {"launch_pdl": True} if EARLY.value else {}
     fixed = (
-        *(t.data_ptr() for t in tables),
+        *(t if t is None else t.data_ptr() for t in tables),
         *numbers,
         *(constants[name] for name in kernel.arg_names if name in constants),
     )
@@ -207,7 +228,7 @@ def launcher(
             stream = current_stream(x.get_device())
             compiled(*places, stream, *before, x.data_ptr(), y.data_ptr(), extra.data_ptr(), *fixed)
         else:
-            made = kernel[places](x, y, extra, *tables, *numbers, **constants)
+            made = kernel[places](x, y, extra, *tables, *numbers, **constants, **early)
             if aligned and made is not None:
                 before, compiled = _runner(made)
 
@@ -228,6 +249,11 @@ def _runner(made: Any) -> tuple[tuple[Any, ...], Callable[..., None]]:
         made[x, y, z](*args, stream=stream)
 
     return (), call
+
+
+def calls_next(grid: int, moved: int) -> bool:
+    """Whether programs that move so many bytes should call the next kernel in, which slows their start."""
+    return grid < 2048 or moved >= 2**13
 
 
 def axis_numbers(a: AxisPlan) -> list[int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ndpool._triton.kernels.channels import channel_backward_kernel, channel_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
-from ndpool._triton.launch import SUM, THREADS, Launch, launcher, magic, merged, padded
+from ndpool._triton.launch import SUM, THREADS, Launch, calls_next, launcher, magic, merged, padded
 from ndpool._triton.memory import LIMIT, Walk, next_power, walk, widest
 from ndpool.geometry import AxisPlan, Plan
 
@@ -31,10 +31,15 @@ def plane_forward(
     dense = w.leads < 2 and w.wide[1] in (0, size)
     unit = widest(itemsize, size * n_planes) if dense else widest(itemsize, size, *w.wide[1:3])
     width = min(1024 * unit, next_power(-(-(size + unit - 1) // unit)) * unit)
-    planes = max(1, next_power(THREADS * 4 * unit // width))
+    # Picks wait for all threads of a program: these are fewer.
+    threads = THREADS if common["OP"] == SUM else THREADS // 2
+    planes = max(1, next_power(threads * 4 * unit // width))
     planes = min(planes, next_power(n_planes))
     if common["OP"] == SUM and n_planes < planes * 4096:
         planes = max(1, planes // 2)
+    warps = 4 if planes * width <= 2**13 else 8
+    if common["OP"] != SUM:
+        warps = max(2, min(8, planes * width // (128 * unit)))
     numbers: list[Any] = [n_planes, w.sizes[1], size, *w.wide[1:3], *w.narrow[1:3], by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
         "PLANES": planes,
@@ -42,7 +47,7 @@ def plane_forward(
         "UNIT": unit,
         "ONCE": width >= size + unit - 1,
         "LEADS": w.leads,
-        "num_warps": 4 if planes * width <= 2**13 else 8,
+        "num_warps": warps,
     }
     return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
 
@@ -151,9 +156,11 @@ def plane_backward(
     vec = widest(itemsize, total)
     lanes = total // vec
     constants = {key: common[key] for key in ("PICKS", "DIVIDE", "COMPUTE", "WIDE")} | {
-        "LANES": 2 * THREADS,
+        "LANES": 4 * THREADS,
         "VEC": vec,
-        "num_warps": THREADS // 32,
+        "num_warps": 2 * THREADS // 32,
     }
+    grid = -(-lanes // (4 * THREADS))
+    constants["NEXT"] = calls_next(grid, 4 * THREADS * vec * min(itemsize, 8))
     numbers: list[Any] = [lanes, size, magic(size), pitch, by, 1 / by]
-    return launcher(plane_backward_kernel, -(-lanes // (2 * THREADS)), numbers, constants, [], itemsize < 16)
+    return launcher(plane_backward_kernel, grid, numbers, constants, [], itemsize < 16)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, INDEX64, SIZES, base_of, lanes_of, split
+from ndpool._triton.kernels.lanes import AXES, INDEX64, SIZES, base_of, lanes_of, split, wait_for_memory
 from ndpool._triton.kernels.reducers import element, even_quotient, merge, quotient, root, share_of
 
 
@@ -113,6 +113,7 @@ def any_forward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
+    wait_for_memory()
     oh, od, block = split(pid, out_h, out_d, m_s, m_d, WIDE)
     live, c, ow, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
     plane = base_of(c, l1, l2, p_c, p_1, p_2, CHANNELS, LEADS)

@@ -7,7 +7,7 @@ compiles. Every input gathers in rising order of the outputs, so the bits are th
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, lanes_of, split
+from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, lanes_of, split, wait_for_memory
 from ndpool._triton.kernels.reducers import columns_of, even_quotient, quotient, share_of, tile_of, widen
 
 _SIZES = [*SIZES, *AXES, "strips", "blocks_d", "more_h"]
@@ -217,6 +217,7 @@ def block_backward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
+    wait_for_memory()
     strip, bd, block = split(pid, strips, blocks_d, m_s, m_d, WIDE)
     live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT

@@ -7,6 +7,7 @@ cell of its plane, then writes the plane from end to end by whole vectors, each 
 import triton
 import triton.language as tl
 
+from ndpool._triton.kernels.lanes import wait_for_memory
 from ndpool._triton.kernels.reducers import even_quotient, quotient, widen
 
 
@@ -40,6 +41,7 @@ def cells_backward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
+    wait_for_memory()
     cell = tl.arange(0, CELLS)
     total = tl.zeros([CELLS], COMPUTE)
     for m in tl.static_range(MOST):

@@ -7,7 +7,7 @@ same kernel puts the pieces together. What the first run leaves are values and, 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import over, split
+from ndpool._triton.kernels.lanes import over, split, wait_for_memory
 from ndpool._triton.kernels.reducers import (
     NOWHERE,
     SUM,
@@ -90,6 +90,7 @@ def channel_forward_kernel(
     r = tl.arange(0, ROWS)[:, None]
     begin = piece * each
     end = tl.minimum(begin + each, rows)
+    wait_for_memory()
     at = (l1 * x_1 + l2 * x_2 + begin * x_r) * UNIT + r * x_r * UNIT + c[None, :]
     best, code = _load(
         x, at, half, begin + r, inside & (begin + r < end), OP, PARTS == 2 and CODED, LOW, COMPUTE
@@ -162,6 +163,7 @@ def channel_backward_kernel(
     c = block * WIDTH + tl.arange(0, WIDTH)
     live = c < channels
     at = l1 * y_1 + l2 * y_2 + c * y_c
+    wait_for_memory()
     g = widen(tl.load(grad + at, mask=live, other=0), COMPUTE)
     if DIVIDE == 1:
         g = even_quotient(g, divisor, inverse)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.any_backward import holding, tap_of
-from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, parts_of
+from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, parts_of, wait_for_memory
 from ndpool._triton.kernels.reducers import widen
 
 
@@ -249,6 +249,7 @@ def few_backward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
+    wait_for_memory()
     given = (
         pid,
         grad,

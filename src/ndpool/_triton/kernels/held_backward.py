@@ -7,7 +7,7 @@ padding. Rows come in runs that are in the same windows. Every input gathers in 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import SIZES, base_of, lanes_of, split
+from ndpool._triton.kernels.lanes import SIZES, base_of, lanes_of, split, wait_for_memory
 from ndpool._triton.kernels.reducers import even_quotient, quotient, widen
 
 
@@ -138,6 +138,7 @@ def held_backward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
+    wait_for_memory()
     group, d, block = split(pid, groups, size_d, m_s, m_d, WIDE)
     live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
     along = tl.arange(0, VEC)[None, :]

@@ -1,11 +1,28 @@
-"""Which part of an array a program has: lanes over channels, last axis and leading axes.
+"""Which part of an array a program has: lanes over channels, last axis and leading axes; and when it begins.
 
-The names of the numbers that all kernels take stand here too; sizes are never compiled in.
+The names of the numbers that all kernels take stand here too; sizes are never compiled in. A number that is
+None is one that a kernel does without.
 """
+
+import os
 
 import triton
 import triton.language as tl
+from torch import cuda, version
 
+
+def _early():
+    """Whether all devices bring a kernel in before the last one ended, if it says when to wait."""
+    if os.environ.get("TRITON_INTERPRET") == "1" or not hasattr(getattr(tl.extra, "cuda", None), "gdc_wait"):
+        return False
+    return (
+        version.cuda is not None
+        and cuda.is_available()
+        and all(cuda.get_device_capability(i) >= (9, 0) for i in range(cuda.device_count()))
+    )
+
+
+EARLY = tl.constexpr(_early())
 INDEX64 = tl.constexpr(3)  # of `_native`: 1 and 2 are offsets, 3 positions
 SIZES = [
     "n_lanes",
@@ -35,16 +52,46 @@ def over(n, by, magic, WIDE: tl.constexpr):
     if WIDE:
         return n // by
     else:
-        product = n.to(tl.uint32).to(tl.uint64) * magic.to(tl.uint32).to(tl.uint64)
-        return (product >> (magic >> 32).to(tl.uint64)).to(tl.int32)
+        product = tl.umulhi(n.to(tl.uint32) * 2, magic.to(tl.uint32))
+        return (product >> ((magic >> 32) - 1).to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit
 def split(pid, n, m, m_n, m_m, WIDE: tl.constexpr):
-    """A program's place among n, then among m, and what is left of its number."""
-    rest = over(pid, n, m_n, WIDE)
-    block = over(rest, m, m_m, WIDE)
-    return pid - rest * n, rest - block * m, block
+    """A program's place among n, then among m, and what is left of its number; None is the only place."""
+    if n is None:
+        return 0, 0, pid
+    elif m is None:
+        rest = over(pid, n, m_n, WIDE)
+        return pid - rest * n, 0, rest
+    else:
+        rest = over(pid, n, m_n, WIDE)
+        block = over(rest, m, m_m, WIDE)
+        return pid - rest * n, rest - block * m, block
+
+
+@triton.jit
+def within(ok, i, size):
+    """`ok` and 0 <= i < size, by one comparison; where the size is None, no i is outside."""
+    if size is None:
+        return ok
+    else:
+        WORD: tl.constexpr = tl.uint64 if i.dtype == tl.int64 else tl.uint32
+        return ok & (i.to(WORD) < size.to(WORD))
+
+
+@triton.jit
+def wait_for_memory():
+    """The kernel before is waited for, as its memory may be ours; what needs none of it comes earlier."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def call_next():
+    """The next kernel may be brought in already, which pays where programs are short and alike."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -62,10 +109,16 @@ def lanes_of(
     LEADS: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Which lanes a program has: are they any, and where along channels, last axis and two leading axes."""
+    """Which lanes a program has: are they any, and where along channels, last axis and two leading axes.
+
+    Where programs share the lanes without rest, `n_lanes` is None.
+    """
     lane = block * LANES + tl.arange(0, LANES)
     c, w, l1, l2 = parts_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, WIDE)
-    return lane < n_lanes, c, w, l1, l2
+    live = tl.full([LANES], True, tl.int1)
+    if n_lanes is not None:
+        live = lane < n_lanes
+    return live, c, w, l1, l2
 
 
 @triton.jit

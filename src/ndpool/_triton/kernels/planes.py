@@ -7,7 +7,7 @@ the flat memory they are.
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import over
+from ndpool._triton.kernels.lanes import call_next, over, wait_for_memory
 from ndpool._triton.kernels.reducers import (
     NOWHERE,
     SUM,
@@ -72,16 +72,21 @@ def plane_forward_kernel(
     where = tl.where(first >= 0, first, first + WIDTH)
     where = tl.where(where < size, where, NOWHERE)
     to = l1 * y_1 + l2 * y_2
+    wait_for_memory()
     if ONCE:
         there = live[:, None] & (vector < size + before)
         v = widen(tl.load(x + base + slot, mask=there, other=LOW), COMPUTE)
-        best = tl.where((first >= 0) & (first < size), v, LOW)
+        # One comparison: what is before the first is huge without its sign.
+        inside = first.to(tl.uint32) < size.to(tl.uint32)
+        best = tl.where(inside, v, LOW)
+        if KIND != 0:
+            where = tl.where(inside, first, NOWHERE)
     else:
         for start in range(0, size + UNIT - 1, WIDTH):
             there = live[:, None] & (start + vector < size + before)
             v = widen(tl.load(x + base + (start + slot), mask=there, other=LOW), COMPUTE)
             i = start + first
-            v = tl.where((i >= 0) & (i < size), v, LOW)
+            v = tl.where(i.to(tl.uint32) < size.to(tl.uint32), v, LOW)
             best, where = merge(best, where, v, i, OP, True)
     if OP == SUM:
         value = tl.sum(best, 1)
@@ -109,6 +114,7 @@ def plane_backward_kernel(
     inverse,
     LANES: tl.constexpr,
     VEC: tl.constexpr,
+    NEXT: tl.constexpr,
     PICKS: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -124,6 +130,9 @@ def plane_backward_kernel(
     plane = over(lane * VEC, size, m_size, WIDE)
     end = (plane + 1) * size - lane * VEC  # of the first plane, seen from the vector's first element
     next_plane = plane + (end < VEC).to(plane.dtype)
+    if NEXT:
+        call_next()
+    wait_for_memory()
     a = widen(tl.load(grad + plane * y_1, mask=live, other=0), COMPUTE)
     b = widen(tl.load(grad + next_plane * y_1, mask=live, other=0), COMPUTE)
     if DIVIDE == 1:

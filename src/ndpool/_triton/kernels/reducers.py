@@ -115,7 +115,7 @@ def reduce_windows(
     """N windows over the tuple `v` with the codes `c`, the first from FIRST on."""
     values = ()
     codes = ()
-    if STRIDE == 1 and KERNEL >= N and N > 2:
+    if STRIDE == 1 and KERNEL >= N and (N > 2 or (N == 2 and KERNEL > 2 and OP != SUM and OP != SQUARES)):
         # What all windows share is reduced once; each adds what it has to the left and to the right of it.
         core, core_code = v[FIRST + N - 1], c[FIRST + N - 1]
         for i in tl.static_range(N, KERNEL):

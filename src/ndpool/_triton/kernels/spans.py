@@ -7,7 +7,7 @@ out. Every axis has tables; no tap is padding.
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import INDEX64, over, split
+from ndpool._triton.kernels.lanes import INDEX64, over, split, wait_for_memory
 from ndpool._triton.kernels.reducers import (
     NOWHERE,
     SUM,
@@ -66,6 +66,7 @@ def span_forward_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
+    wait_for_memory()
     oh, od, block = split(pid, out_h, out_d, m_s, m_d, WIDE)
     lane = block * LANES + tl.arange(0, LANES)
     live = lane < n_lanes
@@ -94,7 +95,8 @@ def span_forward_kernel(
                 found = found + (tl.load(x + at + k * UNIT, mask=there[:, None], other=LOW),)
             for k in tl.static_range(VECTORS):
                 t = tap + k * UNIT
-                inside = (t >= 0) & (t < taps_w[:, None])
+                # One comparison: taps before the first are huge without their sign.
+                inside = t.to(tl.uint32) < taps_w[:, None].to(tl.uint32)
                 v = tl.where(inside, widen(found[k], COMPUTE), LOW)
                 best, code = merge(best, code, v, (d * kernel_h + h) * kernel_w + t, OP, OP != SUM)
     to = l1 * y_1 + od * y_d + oh * y_h + ow * y_w

@@ -8,7 +8,17 @@ results, which stay in registers, the windows along the axis before it are put t
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, INDEX64, SIZES, base_of, lanes_of, split
+from ndpool._triton.kernels.lanes import (
+    AXES,
+    INDEX64,
+    SIZES,
+    base_of,
+    call_next,
+    lanes_of,
+    split,
+    wait_for_memory,
+    within,
+)
 from ndpool._triton.kernels.reducers import (
     SUM,
     around_core,
@@ -26,25 +36,26 @@ from ndpool._triton.kernels.reducers import (
 
 # The kernel's sizes are known, but a loop to an unknown end is not unrolled.
 _SIZES = [*SIZES, *AXES, "strips", "taps"]
-_SIZES = [name for name in _SIZES if name not in ("origin_w", "kernel_d")]
+_SIZES = [name for name in _SIZES if not name.startswith("origin") and name != "kernel_d"]
 
 
 @triton.jit
 def _vector(
-    x,
-    base,
+    line,
+    first,
     column,
     size_w,
     ok,
     WIDTH: tl.constexpr,
+    EVICT: tl.constexpr,
     OP: tl.constexpr,
     LOW: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Neighbouring columns, all inside the input or none."""
-    there = ok & (column >= 0) & (column < size_w)
-    at = (base + column)[:, None] + tl.arange(0, WIDTH)[None, :]
-    return element(tl.load(x + at, mask=there[:, None], other=LOW), OP, COMPUTE)
+    """Neighbouring columns from `column` on, seen from where `line` points: inside the input or not one."""
+    there = within(ok, first + column, size_w)
+    at = line[:, None] + (column + tl.arange(0, WIDTH))[None, :]
+    return element(tl.load(at, mask=there[:, None], other=LOW, eviction_policy=EVICT), OP, COMPUTE)
 
 
 @triton.jit
@@ -64,6 +75,7 @@ def _columns(
     VEC: tl.constexpr,
     LANES: tl.constexpr,
     LOOP: tl.constexpr,
+    EVICT: tl.constexpr,
     OP: tl.constexpr,
     CODED: tl.constexpr,
     LOW: tl.constexpr,
@@ -75,24 +87,26 @@ def _columns(
     CORE: tl.constexpr = (SHIFT + VEC - 1) // VECTOR + 1 if LOOP else VECTORS
     CORE_END: tl.constexpr = (SHIFT + KW) // VECTOR if LOOP else VECTORS
     zero = tl.zeros([LANES], tl.int32)
+    first = w * (VEC * SW)
+    line = x + base + first  # the rest is known: distances that loads have in themselves
     v = ()
     codes = ()
     for i in tl.static_range(VECTORS):
         if i < CORE or i >= CORE_END:
-            column = w * (VEC * SW) + (FIRST_VECTOR + i) * VECTOR
+            column = (FIRST_VECTOR + i) * VECTOR
             if i == 0 and SHIFT == VECTOR - 1:
                 # Of this vector only the last element is needed, of the next case only the first.
-                there = ok & (column >= 0) & (column < size_w)
-                one = element(tl.load(x + base + column + SHIFT, mask=there, other=LOW), OP, COMPUTE)
+                there = within(ok, first + column, size_w)
+                one = element(tl.load(line + (column + SHIFT), mask=there, other=LOW), OP, COMPUTE)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             elif i * VECTOR + 1 == LAST:
-                there = ok & (column >= 0) & (column < size_w)
-                one = element(tl.load(x + base + column, mask=there, other=LOW), OP, COMPUTE)
+                there = within(ok, first + column, size_w)
+                one = element(tl.load(line + column, mask=there, other=LOW), OP, COMPUTE)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             else:
-                tile = _vector(x, base, column, size_w, ok, VECTOR, OP, LOW, COMPUTE)
+                tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, LOW, COMPUTE)
                 v = v + columns_of(tile, LANES, VECTOR)
         else:
             for _j in tl.static_range(VECTOR):
@@ -104,8 +118,8 @@ def _columns(
         for i in tl.static_range(SHIFT + VEC, CORE * VECTOR):
             core, core_code = merge(core, core_code, v[i], codes[i], OP, CODED)
         for i in range(CORE, (SHIFT + kernel_w) // VECTOR):
-            column = w * (VEC * SW) + (FIRST_VECTOR + i) * VECTOR
-            tile = _vector(x, base, column, size_w, ok, VECTOR, OP, LOW, COMPUTE)
+            column = (FIRST_VECTOR + i) * VECTOR
+            tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, LOW, COMPUTE)
             found = columns_of(tile, LANES, VECTOR)
             for j in tl.static_range(VECTOR):
                 core, core_code = merge(
@@ -138,10 +152,9 @@ def _channel(
     x,
     base,
     column,
-    x_w,
+    step,
     size_w,
     ok,
-    UNIT: tl.constexpr,
     VEC: tl.constexpr,
     EDGES: tl.constexpr,
     OP: tl.constexpr,
@@ -151,8 +164,8 @@ def _channel(
     """One column, of VEC channels."""
     there = ok
     if EDGES:
-        there = ok & (column >= 0) & (column < size_w)
-    at = (base + column * x_w * UNIT)[:, None] + tl.arange(0, VEC)[None, :]
+        there = within(ok, column, size_w)
+    at = (base + column * step)[:, None] + tl.arange(0, VEC)[None, :]
     return element(tl.load(x + at, mask=there[:, None], other=LOW), OP, COMPUTE)
 
 
@@ -182,21 +195,22 @@ def _channels(
     """OUTS windows of one row, each as a tile (lanes, VEC) of channels."""
     zero = tl.zeros([LANES, VEC], tl.int32)
     first = w * (OUTS * SW) + ORIGIN_W
+    step = x_w * UNIT
     if LOOP:
         left = ()
         left_codes = ()
         right = ()
         right_codes = ()
         for t in tl.static_range(OUTS - 1):
-            left = left + (_channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE),)
+            left = left + (_channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE),)
             left_codes = left_codes + (zero + t,)
-        core = _channel(x, base, first + (OUTS - 1), x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE)
+        core = _channel(x, base, first + (OUTS - 1), step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
         core_code = zero + (OUTS - 1)
         for t in tl.range(OUTS, kernel_w, loop_unroll_factor=4):
-            v = _channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE)
+            v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
             core, core_code = merge(core, core_code, v, zero + t, OP, CODED)
         for t in tl.static_range(OUTS - 1):
-            v = _channel(x, base, first + (KW + t), x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE)
+            v = _channel(x, base, first + (KW + t), step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
             right, right_codes = right + (v,), right_codes + (zero + (KW + t),)
         if OUTS == 1:
             v, codes = (core,), (core_code,)
@@ -207,7 +221,7 @@ def _channels(
         codes = ()
         for t in tl.static_range((OUTS - 1) * SW + KW):
             if t % SW < KW:
-                one = _channel(x, base, first + t, x_w, size_w, ok, UNIT, VEC, EDGES, OP, LOW, COMPUTE)
+                one = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
             v, codes = v + (one,), codes + (zero + t,)
         v, codes = reduce_windows(v, codes, OUTS, 0, KW, SW, OP, CODED)
     if CODED:
@@ -250,8 +264,6 @@ def strip_forward_kernel(
     out_d,
     out_h,
     out_w,
-    origin_d,
-    origin_h,
     lo_d,
     hi_d,
     lo_h,
@@ -270,6 +282,8 @@ def strip_forward_kernel(
     SD: tl.constexpr,
     SH: tl.constexpr,
     SW: tl.constexpr,
+    ORIGIN_D: tl.constexpr,
+    ORIGIN_H: tl.constexpr,
     ORIGIN_W: tl.constexpr,
     COLUMNS: tl.constexpr,
     FIRST_VECTOR: tl.constexpr,
@@ -288,6 +302,8 @@ def strip_forward_kernel(
     PADDED: tl.constexpr,
     LOOP_H: tl.constexpr,
     LOOP_W: tl.constexpr,
+    EVICT: tl.constexpr,
+    NEXT: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
     DIVIDE: tl.constexpr,
@@ -305,12 +321,15 @@ def strip_forward_kernel(
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT
     zero = w * 0  # masks are vectors from the start: the interpreter takes a scalar truth for an integer
-    first_h = strip * (ROWS * SH) + origin_h
+    if NEXT:
+        call_next()
+    wait_for_memory()
+    first_h = strip * (ROWS * SH) + ORIGIN_H
     values = ()  # of row o and output q at o * OUTS + q
     codes = ()
     for td in tl.static_range(KD):
-        depth = od * SD + origin_d + td
-        inside = live & (depth + zero >= 0) & (depth + zero < size_d)
+        depth = od * SD + ORIGIN_D + td
+        inside = within(live, depth + zero, size_d)
         plane = x_base + depth * x_d * X_UNIT
         given = (x, plane, w, x_h, x_w, size_h, size_w, inside, kernel_w)
         rows = ()  # of row r and output q at r * OUTS + q
@@ -337,6 +356,7 @@ def strip_forward_kernel(
                     LANES,
                     EDGES,
                     LOOP_W,
+                    EVICT,
                     OP,
                     CODED,
                     LOW,
@@ -362,6 +382,7 @@ def strip_forward_kernel(
                             LANES,
                             EDGES,
                             LOOP_W,
+                            EVICT,
                             OP,
                             CODED,
                             LOW,
@@ -386,7 +407,7 @@ def strip_forward_kernel(
             values, codes = _merge_all(values, codes, found, found_codes, ROWS * OUTS, OP, CODED)
 
     along = tl.arange(0, VEC)[None, :]
-    first_d = od * SD + origin_d
+    first_d = od * SD + ORIGIN_D
     for q in tl.static_range(OUTS):
         if COLUMNS:
             ow = w[:, None] * VEC + along
@@ -397,8 +418,8 @@ def strip_forward_kernel(
         first_w = ow * SW + ORIGIN_W
         for o in tl.static_range(ROWS):
             oh = strip * ROWS + o
-            ok = (live & (oh + zero < out_h))[:, None]
-            if (COLUMNS and Y_UNIT == 1) or OUTS > 1:
+            ok = within(live, oh + zero, out_h)[:, None]
+            if (COLUMNS and Y_UNIT < VEC) or OUTS > 1:
                 ok = ok & (ow < out_w)
             at = y_at + (od * y_d + oh * y_h) * Y_UNIT
             v = values[q * ROWS + o]
@@ -415,12 +436,13 @@ def strip_forward_kernel(
                 code = codes[q * ROWS + o] - o * SH * KW
                 if PADDED:
                     # Of elements that do not beat padding the first one is taken.
-                    lead = tl.maximum(0, -first_d) * KH + tl.maximum(0, -first_h - o * SH)
-                    code = tl.maximum(code, (lead * KW + tl.maximum(0, -first_w)).to(tl.int32))
+                    lead = tl.maximum(0, zero - first_d) * KH + tl.maximum(0, zero - first_h - o * SH)
+                    code = tl.maximum(code, (lead[:, None] * KW + tl.maximum(0, -first_w)).to(tl.int32))
                 if KIND == INDEX64:
-                    d = first_d.to(tl.int64) + code // (KH * KW)
-                    h = (first_h + o * SH).to(tl.int64) + code // KW % KH
-                    tl.store(extra + at, (d * size_h + h) * size_w + (first_w + code % KW), mask=ok)
+                    place = code.to(tl.int64)
+                    d = place // (KH * KW) + first_d
+                    h = place // KW % KH + (first_h + o * SH)
+                    tl.store(extra + at, (d * size_h + h) * size_w + (first_w + place % KW), mask=ok)
                 else:
                     tl.store(extra + at, code.to(extra.dtype.element_ty), mask=ok)
 
@@ -462,6 +484,7 @@ def _row(
     LANES: tl.constexpr,
     EDGES: tl.constexpr,
     LOOP: tl.constexpr,
+    EVICT: tl.constexpr,
     OP: tl.constexpr,
     CODED: tl.constexpr,
     LOW: tl.constexpr,
@@ -469,7 +492,7 @@ def _row(
 ):
     """The windows of one input row: a tuple of OUTS tiles, and their codes."""
     zero = w * 0
-    ok = inside & (height + zero >= 0) & (height + zero < size_h)
+    ok = within(inside, height + zero, size_h)
     base = plane + height * x_h * UNIT
     if COLUMNS:
         v, codes = _columns(
@@ -488,6 +511,7 @@ def _row(
             VEC,
             LANES,
             LOOP,
+            EVICT,
             OP,
             CODED,
             LOW,

@@ -7,11 +7,20 @@ tables; no tap is padding.
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import INDEX64
+from ndpool._triton.kernels.lanes import INDEX64, over, split, wait_for_memory
 from ndpool._triton.kernels.reducers import NOWHERE, SUM, best_along, even_quotient, merge, quotient, widen
 
-_SIZES = ["n_1", "planes", "x_1", "x_2", "x_d", "x_h", "y_1", "y_2", "y_d", "y_h", "y_w"]
+_SIZES = ["n_1", "m_1", "m_h", "m_d", "planes", "x_1", "x_2", "x_d", "x_h", "y_1", "y_2", "y_d", "y_h", "y_w"]
 _SIZES += ["size_h", "size_w", "out_d", "out_h", "out_w", "kernel_h", "kernel_w", "divisor", "inverse"]
+
+
+@triton.jit
+def _window(o, starts, counts, kernel):
+    """Where a window begins and how many taps it has; without tables, they follow each other."""
+    if starts is None:
+        return o * kernel, o * 0 + kernel
+    else:
+        return tl.load(starts + o), tl.load(counts + o)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -26,6 +35,9 @@ def rows_whole_kernel(
     starts_w,
     counts_w,
     n_1,
+    m_1,
+    m_h,
+    m_d,
     planes,
     x_1,
     x_2,
@@ -63,16 +75,16 @@ def rows_whole_kernel(
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
-    oh = pid % out_h
-    od = pid // out_h % out_d
-    plane = pid // out_h // out_d * PLANES + tl.arange(0, PLANES)
+    oh, od, block = split(pid, out_h, out_d, m_h, m_d, WIDE)
+    plane = block * PLANES + tl.arange(0, PLANES)
     live = (plane < planes)[:, None]
-    l1 = plane % n_1
-    l2 = plane // n_1
-    first_d = tl.load(starts_d + od)
-    first_h = tl.load(starts_h + oh)
-    taps_d = tl.load(counts_d + od)
-    taps_h = tl.load(counts_h + oh)
+    l2 = over(plane, n_1, m_1, WIDE)
+    l1 = plane - l2 * n_1
+    wait_for_memory()
+    first_d, taps_d = _window(od, starts_d, counts_d, 1)
+    first_h, taps_h = _window(oh, starts_h, counts_h, kernel_h)
+    o = tl.arange(0, OUTS)
+    first_w, taps_w = _window(tl.minimum(o, out_w - 1), starts_w, counts_w, kernel_w)
     column = tl.arange(0, WIDTH)[None, :]
     base = ((l1 * x_1 + l2 * x_2 + first_d * x_d + first_h * x_h) * UNIT)[:, None] + column
     live_row = live & (column // UNIT * UNIT < size_w)
@@ -87,10 +99,7 @@ def rows_whole_kernel(
                 found = found + (widen(tl.load(x + at, mask=ok, other=LOW), COMPUTE),)
             for r in tl.static_range(ROWS):
                 best, row = merge(best, row, found[r], d * kernel_h + (start + r), OP, True)
-    o = tl.arange(0, OUTS)
     tap = tl.arange(0, TAPS)[None, :]
-    first_w = tl.load(starts_w + o, mask=o < out_w, other=0)
-    taps_w = tl.load(counts_w + o, mask=o < out_w, other=1)
     value = tl.full([PLANES, OUTS], LOW, COMPUTE)
     code = tl.zeros([PLANES, OUTS], tl.int32)
     if GATHERED:
@@ -107,8 +116,8 @@ def rows_whole_kernel(
     else:
         # A row too long to be in one warp: window after window, each from all of it.
         for ow in range(out_w):
-            first = tl.load(starts_w + ow)
-            inside = (column >= first) & (column < first + tl.load(counts_w + ow))
+            first, taps = _window(ow, starts_w, counts_w, kernel_w)
+            inside = (column >= first) & (column < first + taps)
             v = tl.where(inside, best, LOW)
             mine = o[None, :] == ow
             if OP == SUM:
