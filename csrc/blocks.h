@@ -15,6 +15,7 @@ template <class R, class S, bool coded> struct Blocks {
   using V = typename R::V;
   static constexpr int N = wide<V>, broad = 4, few = 4;
   static constexpr bool can_be_nan = R::picks && is_real<V>;
+  static constexpr bool columned = sizeof(V) >= 4 && !coded;  // few lanes: rows become columns in a few steps
   using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
   using Cn = Vec<C, N>;
@@ -37,15 +38,15 @@ template <class R, class S, bool coded> struct Blocks {
     p.tile = most(1, least(last.out, row_elements / per_output));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = Scratch::bytes<V>(N * row_pitch(p)) + (coded ? Scratch::bytes<C>(row_pitch(p)) : 0);
+    p.scratch = Scratch::bytes<V>(row_length(p)) + (coded ? Scratch::bytes<C>(row_length(p)) : 0);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     while (begin < end) {
       Blocks work(p, begin, memory);
       const int64_t done = work.planes(end - begin);
-      const int64_t next = done ? begin + done : work.even_ ? least(end, begin + few) : end;
-      if (!done) work.many(begin, next);
+      const int64_t next = done > 0 ? begin + done : done == 0 ? least(end, begin + few) : end;
+      if (done <= 0) work.many(begin, next);
       begin = next;
     }
   }
@@ -63,30 +64,29 @@ private:
 
   const Problem& p_;
   Walk<Over::outputs> walk_;
-  V* folded_;             // up to N rows
+  V* folded_;
   C* numbers_ = nullptr;  // of the rows they are from
-  int64_t pitch_;
-  Range full_;    // outputs with whole windows
-  const S* end_;  // of the input; null where it has negative strides
-  bool even_;     // planes of one output each, at the same distance
+  Range full_;            // outputs with whole windows
+  const S* end_;          // of the input; null where it has negative strides
+  bool even_;             // planes of one output each, at the same distance
   bool packed_codes_;
 
-  static int64_t row_pitch(const Problem& p) {
+  // Of a folded row, and what vectors may read beyond it.
+  static int64_t row_length(const Problem& p) {
     return ceil_div(widest(p.axes[p.n_axes - 1], p.tile), N) * N + 8 * N;
   }
 
-  Blocks(const Problem& p, int64_t begin, char* memory) : p_(p), walk_(p, begin), pitch_(row_pitch(p)) {
+  Blocks(const Problem& p, int64_t begin, char* memory) : p_(p), walk_(p, begin) {
     Scratch scratch(memory);
-    folded_ = scratch.take<V>(N * pitch_);
-    if constexpr (coded) numbers_ = scratch.take<C>(pitch_);
+    folded_ = scratch.take<V>(row_length(p));
+    if constexpr (coded) numbers_ = scratch.take<C>(row_length(p));
     const Axis& last = p.axes[p.n_axes - 1];
     full_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
     end_ = reinterpret_cast<const S*>(end_of(p, sizeof(S)));
     const int64_t item = p.extra == Extra::offset8 ? 1 : p.extra == Extra::offset32 ? 4 : 8;
     packed_codes_ = p.extra_array.pooled[p.n_axes - 1] == item &&
                     last.size * (p.n_axes > 1 ? p.axes[p.n_axes - 2].size : 1) < int64_t(UINT32_MAX);
-    even_ =
-        sizeof(V) >= 4 && !coded && last.out == 1 && p.rows == 1 && p.n_lead <= 1 && p.y.lead[0] == sizeof(S);
+    even_ = columned && last.out == 1 && p.rows == 1 && p.n_lead <= 1 && p.y.lead[0] == sizeof(S);
   }
 
   Rows rows() const {
@@ -438,26 +438,31 @@ private:
     return n;
   }
 
-  // Evenly spaced planes of narrow windows; returns how many were done.
+  // Evenly spaced planes of narrow windows; returns how many were done, -1 for those of another kind.
   int64_t planes(int64_t n) const {
-    if (!even_) return 0;
-    const Rows rows = this->rows();
-    const Window w = window(walk_.last(), 0);
-    S* y = reinterpret_cast<S*>(walk_.row(p_.y, 0, 1).data);
-    if (rows.slabs != 1 || !rows.rows || !w.taps) return 0;
-    if (N >= 8 && w.taps <= N / 2) return planes<1, N >= 8 ? N / 2 : N>(rows, w, n, y);
-    switch (sizeof(V) >= 4 && !coded ? ceil_div(w.taps, N) : 0) {
-    case 1:
-      return planes<1, N>(rows, w, n, y);
-    case 2:
-      return planes<2, N>(rows, w, n, y);
-    case 3:
-      return planes<3, N>(rows, w, n, y);
-    case 4:
-      return planes<4, N>(rows, w, n, y);
-    default:
-      return 0;
+    if constexpr (columned) {
+      constexpr int half = N >= 8 ? N / 2 : N;
+      const Window w = window(walk_.last(), 0);
+      Rows rows = this->rows();
+      if (rows.slabs > 1 && rows.slab_pitch == rows.rows * rows.row_pitch) {
+        rows.rows *= rows.slabs;
+        rows.slabs = 1;
+      }
+      if (!even_ || rows.slabs != 1 || !rows.rows || !w.taps) return -1;
+      S* y = reinterpret_cast<S*>(walk_.row(p_.y, 0, 1).data);
+      if (w.taps <= half) return planes<1, half>(rows, w, n, y);
+      switch (ceil_div(w.taps, N)) {
+      case 1:
+        return planes<1, N>(rows, w, n, y);
+      case 2:
+        return planes<2, N>(rows, w, n, y);
+      case 3:
+        return planes<3, N>(rows, w, n, y);
+      case 4:
+        return planes<4, N>(rows, w, n, y);
+      }
     }
+    return -1;
   }
 
   // A few at a time: while their rows become columns, the next ones are read.
