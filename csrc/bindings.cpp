@@ -15,6 +15,7 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include "kernels.h"
@@ -290,8 +291,8 @@ void execute(Problem& p, const Kernel& kernel, int64_t cost) {
 // than this comes from a heap that is given back and taken again between calls: there large pages cost more.
 void expect(const Array& array, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
-  constexpr std::uintptr_t page = 4096;
   if (bytes < huge_bytes) return;
+  static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(array.data),
                        from = (at + page - 1) / page * page;
   madvise(reinterpret_cast<void*>(from), (at + std::uintptr_t(bytes) - from) / page * page, MADV_HUGEPAGE);

@@ -69,7 +69,7 @@ private:
   Range full_;            // outputs with whole windows
   const S* end_;          // of the input; null where it has negative strides
   bool even_;             // planes of one output each, at the same distance
-  bool packed_codes_;
+  bool packed_codes_;     // codes lie side by side, and 32 bits hold every place in a slab
 
   // Of a folded row, and what vectors may read beyond it.
   static int64_t row_length(const Problem& p) {

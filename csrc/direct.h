@@ -603,12 +603,12 @@ private:
     Strip<S> strips[most_strips];
     int n = 0;
     for (int64_t h = 0; h < p.rows; h += strips[n++].count) {
-      if (n == most_strips) {
-        walk.seek(first * p.rows);  // where it was
+      walk.seek(from * p.rows + h);
+      if (n < most_strips) strips[n] = strip_at(p, walk, p.rows - h, false);
+      if (n == most_strips || strips[n].n_rows == 0) {  // too many, or windows that hold nothing
+        walk.seek(first * p.rows);                      // where it was
         return 0;
       }
-      walk.seek(from * p.rows + h);
-      strips[n] = strip_at(p, walk, p.rows - h, false);
     }
     for (int64_t plane = from; plane < to; ++plane)
       for (int k = 0; k < n; ++k) {

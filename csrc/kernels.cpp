@@ -24,8 +24,8 @@ namespace {
 
 template <class Engine> constexpr Kernel kernel_of() { return {Engine::prepare, Engine::run}; }
 
-// Which engines pay for the code they make: all of them for floats and bytes, the sliding one for every type, codes
-// for what is trained. Processors without AVX2 are rare by now: they have the engines for what is common.
+// Which engines pay for the code they make: all of them for maxima of floats and of integers up to 32 bits, the
+// sliding one for every type. Processors without AVX2 are rare by now: they have the engines for what is common.
 #if defined(__x86_64__) && !defined(__AVX2__)
 template <class S> constexpr bool worth_it = std::is_same_v<S, float> || std::is_same_v<S, std::uint8_t>;
 #else

@@ -1,8 +1,8 @@
 // Small planes: rows of floats that one or two vectors hold, in windows of two or three that move by two. Rows are
-// folded first, each read once; what is left is a single row, whose elements are picked by taps. For sums that is the
-// order of every engine. Of maxima with codes, the earlier one wins among equals. Without codes it finds the right
-// number, but of equal zeros perhaps the wrong one: planes with a negative zero in them are left to the direct engine,
-// and so are those with a NaN.
+// folded first, neighbours read once; what is left is a single row, from which the windows' taps are picked. For sums
+// that is the order of every engine. Of maxima with codes, the earlier one wins among equals. Without codes it finds
+// the right number, but of equal zeros perhaps the wrong one: planes with a negative zero in them are left to the
+// direct engine, and so are those with a NaN.
 #pragma once
 
 #include "direct.h"

@@ -1,8 +1,9 @@
-// The strips engine: the usual windows that move by one element, of floats whose rows are neighbours. A strip of
-// columns goes down a plane in registers: rows are read where they lie, a mask keeps out what is not there, and
-// nothing is laid out beforehand. Maxima take the rows first: a row's windows are doubled, then every two rows of
-// results share what is common to both. Where rows are long, whole rows are worked on instead, with what is kept of
-// them in L1: memory likes to be met in order. Sums take the columns first.
+// The strips engine: the usual windows that move by one element, of floats whose rows are neighbours; of three by
+// three also those whose taps are two or three apart. A strip of columns goes down a plane in registers: rows are read
+// where they lie, a mask keeps out what is not there, and nothing is laid out beforehand. Maxima take the rows first:
+// a row's windows are doubled, then every two rows of results share what is common to both. Where rows are long, whole
+// rows are worked on instead, with what is kept of them in L1: memory likes to be met in order. Sums take the columns
+// first.
 #pragma once
 
 #include "forward.h"

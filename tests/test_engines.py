@@ -17,6 +17,7 @@ from ndpool._native import core
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32]
 SLIDING = [
     ((2, 3, 130, 300), (2,)),  # long rows, one after the other
     ((1, 2, 65, 257), (3, 2, 1)),
@@ -124,6 +125,20 @@ def test_maxima(isa, dtype, last, odd):
         assert torch.equal(index, where), (shape, size)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_maxima_of_windows_that_hold_nothing(isa, dtype):
+    """Taps so far apart that they step over three rows, in planes of which many follow each other."""
+    for shape in ((50, 1, 3, 100), (7, 2, 3, 300), (50, 1, 3, 20)):
+        x = (data(shape, torch.float32, False, False) + 60).to(dtype)
+        for kernel, columns in ((2, 1), (2, 2), ((2, 3), 1), ((2, 3), 2)):
+            args = (kernel, 2, 1, (4, columns))
+            want, where = torch.nn.functional.max_pool2d(x, *args, return_indices=True)
+            same(ndpool.max_pool2d(x, *args), want)
+            got, index = ndpool.max_pool2d(x, *args, return_indices=True)
+            same(got, want)
+            assert index.shape == where.shape
+
+
 @lru_cache(None)
 def ranks(shape, name, *args):
     """Numbers from 0 to 127 with PyTorch's maxima: the same for every type that holds them."""
@@ -135,6 +150,7 @@ def ranks(shape, name, *args):
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"])
 def test_maxima_of_integers(isa, name, last):
+    """pytorch#109586, deeplearning4j#8943: negative ones and every layout, with indices and without."""
     info = np.iinfo(name)
     values = np.arange(128) - (64 if info.min < 0 else 0)
     values[0], values[-1] = info.min, info.max

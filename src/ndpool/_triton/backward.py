@@ -92,7 +92,7 @@ def backward(
     if not picks and unpadded(three) and not (strips(three) and prod(a.stride for a in three) < 16):
         found = by_cells(three, w, size, by, common, device)
     if found is None and strips(three):
-        apart = rows_apart(plan, axes, *memory, written=True) if prod(memory[0]) >= LARGE else None
+        apart = rows_apart(plan, axes, memory, written=True) if prod(memory[0]) >= LARGE else None
         rows_, rows_walk = apart or (three, w)
         found = _blocks(rows_, rows_walk, size, by, common | {"LEADS": rows_walk.leads})
     if found is not None:

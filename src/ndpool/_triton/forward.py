@@ -6,6 +6,7 @@ The choice follows from shapes, strides and the plan alone, nothing is measured.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from operator import itemgetter
 from typing import Any
@@ -96,7 +97,7 @@ def forward(
             return found
     if strips(three):
         # Places in a plane are told by rows; bytes are too little for a thread that has one row.
-        apart = rows_apart(plan, axes, *memory) if kind != INDEX64 and size > 1 else None
+        apart = rows_apart(plan, axes, memory) if kind != INDEX64 and size > 1 else None
         rows_, rows_walk = apart or (three, w)
         found = _strip(rows_, rows_walk, size, by, common | {"DIVIDE": divide, "LEADS": rows_walk.leads})
         if found is not None:
@@ -109,19 +110,14 @@ def forward(
 
 
 def rows_apart(
-    plan: Plan,
-    axes: tuple[int, ...],
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    out_shape: tuple[int, ...],
-    out_stride: tuple[int, ...],
-    *,
-    written: bool = False,
+    plan: Plan, axes: tuple[int, ...], memory: Iterable[tuple[int, ...]], *, written: bool = False
 ) -> tuple[tuple[AxisPlan, ...], Walk] | None:
     """The same with a plane for every row of windows, where rows share nothing: lanes then follow memory.
 
-    Where there are few, rows may share input that is read, and be followed by some that is not.
+    Where there are few, rows may share input that is read, and be followed by some that is not. `memory`:
+    shape and strides of the wide array, then of the narrow one.
     """
+    shape, stride, out_shape, out_stride = memory
     *outer, last = zip(plan.axes, axes, strict=True)
     few = len(outer) == 1 and prod(out_shape) < 2 * FILLED and not written
     for p, _ in outer:
