@@ -19,7 +19,8 @@ import cases
 import ndpool
 import ndpool.torch
 import oracle
-from ndpool._triton import backward
+from ndpool._triton import backward, parts
+from ndpool.frameworks import _torch_gpu, _torch_gpu_quick
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks import torch as room
 
@@ -101,6 +102,9 @@ WAYS = [
     ("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)),
     ("avg_pool2d", (2, 4, 6, 8), (2,)),
     ("avg_pool2d", (1, 4, 6, 8), (3, 1, 1)),
+    # Rows that begin anywhere, their neighbours in neighbouring lanes.
+    ("avg_pool2d", (1, 3, 5, 7), (3, 1, 1)),
+    ("max_pool2d", (1, 3, 7, 9), (5, 1, 2)),
     ("avg_pool2d", (1, 4, 7, 8), (3, 2, 1, True, False)),
     ("max_pool1d", (2, 3, 140), (3, 2, 1)),
     ("max_pool3d", (1, 4, 4, 4, 8), (2,)),
@@ -112,7 +116,7 @@ WAYS = [
     ("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)),
     ("adaptive_max_pool2d", (1, 4, 11, 13), (2,)),
     ("adaptive_max_pool2d", (1, 4, 5, 6), (4,)),
-    # Several passes, windows cut in pieces, rows too long for a warp.
+    # Several passes, windows of very many elements, rows too long for a warp.
     ("max_pool2d", (1, 4, 6, 8), (9, 1, 4)),
     ("avg_pool2d", (1, 4, 6, 8), (9, 1, 4, False, False)),
     ("max_pool1d", (1, 2, 150), (70, 1)),
@@ -140,7 +144,9 @@ WAYS = [
 def test_every_way(name, shape, args, layout):
     if layout == "sliced" and not GPU and WAYS.index((name, shape, args)) % 3:
         pytest.skip("some will do in the interpreter, which is slow")
-    x = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0)).float()
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(-9, 9, shape, generator=draw).float()
+    x[:, 1:] *= torch.randint(1, 99, x[:, 1:].shape, generator=draw)  # few ties
     if layout == "channels_last":
         if len(shape) == 3:
             pytest.skip("a row has no such format")
@@ -169,6 +175,27 @@ def test_every_way(name, shape, args, layout):
     grad = torch.randint(-9, 9, want.shape, generator=torch.Generator().manual_seed(1)).float()
     (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
     torch.testing.assert_close(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("name", "shape", "args"),
+    [
+        ("avg_pool2d", (1, 4, 6, 8), (9, 1, 4, False, False)),
+        ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
+        ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
+        ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
+    ],
+)
+def test_several_kernels(monkeypatch, name, shape, args, layout):
+    """What large arrays take: one axis after the other, windows cut in pieces."""
+    monkeypatch.setattr(parts, "PIECE", 1)
+    monkeypatch.setattr(_torch_gpu, "SHORT", 0)
+    for forget in (parts.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
+        forget()
+    test_every_way(name, shape, args, layout)
+    for forget in (parts.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
+        forget()
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -283,6 +310,7 @@ def test_hard_values_of_large_windows(dtype, last, sizes):
     rng = np.random.default_rng(4)
     x = torch.from_numpy(rng.choice([nan, -inf, -inf, -0.0, 0.0, -0.0, -1.0], (2, 4, h, w))).to(dtype)
     x[0, :, :, : w // 2] = -inf
+    x[1, 0] = -inf
     x[1, 1] = torch.from_numpy(rng.choice([0.0, -0.0], (h, w))).to(dtype)
     x[1, 2:] = -x[1, 2:].nan_to_num(neginf=-3).abs()
     x = x.contiguous(memory_format=torch.channels_last) if last else x
@@ -299,6 +327,24 @@ def test_hard_values_of_large_windows(dtype, last, sizes):
     grad = torch.ones_like(want[0])
     (g,) = torch.autograd.grad(got[0], ours, grad.to(DEVICE))
     assert torch.equal(g.cpu(), torch.autograd.grad(want[0], theirs, grad)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("reduce", ["max", "min"])
+@pytest.mark.parametrize("rising", [False, True])
+def test_whole_planes_of_integers(dtype, reduce, rising):
+    """Planes beside better ones, which must not count, and planes of the number that no other loses to."""
+    draw = torch.Generator().manual_seed(0)
+    levels = 5 * (torch.arange(16) if rising else 15 - torch.arange(16)).view(4, 4, 1)
+    x = (torch.randint(0, 5, (4, 4, 49), generator=draw) + levels).to(dtype)
+    x[1, 1] = x[2, 2, 9:] = getattr(torch.iinfo(dtype), {"max": "min", "min": "max"}[reduce])
+    want = getattr(x, f"a{reduce}")(2)
+    first = (x == want[..., None]).int().argmax(2)
+    planes = x.to(DEVICE).view(4, 4, 7, 7)
+    values, index = ndpool.pool(planes, (7, 7), reduce=reduce, axes=(2, 3), return_indices=True)
+    assert torch.equal(values.cpu().flatten(1), want)
+    assert torch.equal(index.cpu().flatten(1), first)
+    assert torch.equal(ndpool.pool(planes, (7, 7), reduce=reduce, axes=(2, 3)).cpu().flatten(1), want)
 
 
 def repeated():

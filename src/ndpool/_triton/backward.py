@@ -162,8 +162,10 @@ def _blocks(
             chunk if last.size % (outs * last.stride) == 0 and not any(s % chunk for s in w.wide[1:5]) else 1
         )
         y_unit = vec if last.out % vec == 0 and not any(s % vec for s in w.narrow[1:5]) else 1
+    elif all(a.kernel <= a.stride for a in axes):
+        vec = x_unit = y_unit = min(vec, max(1, 8 // itemsize))
     large = prod(w.sizes) * prod(a.size for a in axes) >= LARGE
-    rows, loop_h = 1 if large and h.kernel <= h.stride else 4, False
+    rows, loop_h = 1 if large and h.kernel <= h.stride else 8 if large and columns and vec == 1 else 4, False
     across = vectors if columns else more[2] + 1
     while not columns and vec > 1 and across * vec * (1 + common["PICKS"]) > 64:
         vec = x_unit = y_unit = vec // 2
@@ -178,7 +180,7 @@ def _blocks(
     n_w = -(-last.size // (last.stride * outs))
     n_c = w.sizes[0] if columns else w.sizes[0] // vec
     n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
-    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    lanes = min(2 * THREADS if rows == 8 else THREADS, max(32, next_power(n_lanes)))
     n_strips = -(-blocks_h // rows)
     blocks_d = -(-d.size // d.stride)
     grid = -(-n_lanes // lanes) * blocks_d * n_strips

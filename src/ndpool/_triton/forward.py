@@ -39,6 +39,7 @@ from ndpool._triton.launch import (
     walk_numbers,
     walk_strides,
     whole_planes,
+    windows_of,
     worst,
 )
 from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
@@ -91,7 +92,7 @@ def forward(
     rows = rows_of_channels(three, w)
     if rows and prod(w.sizes) // widest(size) < 2**16:
         return channels_forward(w, rows, size, by, common | {"DIVIDE": divide}, dtype)
-    if taken_whole(three):
+    if taken_whole(three, 65):
         found = _whole(three, w, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
@@ -152,17 +153,20 @@ def _spans(
 ) -> Launch | None:
     d, h, last = axes
     plane, planes = prod(a.size for a in axes), w.sizes[1] * w.sizes[2]
-    # Picks cost more than loads: shorter vectors leave less beside a span.
-    unit = min(4 if common["OP"] == SUM else 2, widest(itemsize, plane * planes))
+    # Shorter vectors leave less beside a span.
+    unit = min(4 if common["OP"] == SUM and itemsize > 2 else 2, widest(itemsize, plane * planes))
     if not packed(axes, w) or unit == 1 or not 4 <= last.kernel <= 32:
         return None
-    n_lanes = planes * last.out
+    n_lanes, least = planes * last.out, int(windows_of(last)[1].min())
     lanes = min(THREADS, max(32, next_power(n_lanes)))
     numbers: list[Any] = [n_lanes, *map(magic, (last.out, h.out, d.out)), plane, w.narrow[1], *w.narrow[3:]]
     numbers += [h.size, last.size, d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
         "UNIT": unit,
         "VECTORS": -(-(last.kernel + unit - 1) // unit),
+        "FILLED": least // unit,
+        "MET": -(-least // unit),
+        "UNROLL": 1 if common["KIND"] else 2,
         "LANES": lanes,
         "num_warps": lanes // 32,
     }
@@ -184,7 +188,9 @@ def _channels(w: Walk, itemsize: int, axes: tuple[AxisPlan, ...], coded: bool) -
     return vec
 
 
-def _side_by_side(last: AxisPlan, h: AxisPlan, vec: int, coded: bool) -> tuple[int, int, bool, bool]:
+def _side_by_side(
+    last: AxisPlan, h: AxisPlan, vec: int, coded: bool, limit: int
+) -> tuple[int, int, bool, bool]:
     """Channels and neighbouring windows of a lane that share what they have; which taps are looped over."""
     outs = 1
     if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not coded:
@@ -192,17 +198,17 @@ def _side_by_side(last: AxisPlan, h: AxisPlan, vec: int, coded: bool) -> tuple[i
         return min(vec, 4), min(8, next_power(last.out)), last.kernel > 8, False
     if last.stride == 1 and last.kernel > 1:
         most = 16 if last.kernel < 4 else 8
-        outs = min(4, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
+        outs = min(limit, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
         outs = next_power(outs + 1) // 2
-    limit = 4 if coded else 8
-    return vec, outs, last.kernel > (limit if outs > 1 else 8), h.kernel > limit
+    unrolled = 4 if coded else 8
+    return vec, outs, last.kernel > (unrolled if outs > 1 else 8), h.kernel > unrolled
 
 
 def _strip(
     axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch | None:
     d, h, last = axes
-    coded = common["KIND"] != 0
+    coded, n_outs = common["KIND"] != 0, prod(w.sizes) * prod(a.out for a in axes)
     vec = x_unit = y_unit = _channels(w, itemsize, axes, coded)
     vector, columns, first, shift, vectors = 1, False, 0, 0, 1
     loop_w = last.kernel > 8
@@ -210,7 +216,7 @@ def _strip(
         vector = min(8, widest(itemsize, last.size, *w.wide[1:5]))
         if last.stride == 1 and prod(a.kernel for a in axes) <= 9:
             # Shorter vectors where there would be too few lanes.
-            while vector > 2 and prod(w.sizes) * prod(a.out for a in axes) < vector * FILLED // 2:
+            while vector > 2 and n_outs < vector * FILLED // 2:
                 vector //= 2
         outs = max(1, vector // last.stride)
         while outs * last.stride % vector:
@@ -227,7 +233,9 @@ def _strip(
             loop_w = many and (vec == 1 or (last.stride == 1 and last.kernel >= vec))
     outs, loop_h = 1, h.kernel > 6
     if not columns:
-        vec, outs, loop_w, loop_h = _side_by_side(last, h, vec, coded)
+        # Where lanes lie along rows, they find their neighbours' columns in the cache.
+        limit = 4 if w.channels else 1 if common["OP"] >= SUM or (last.kernel < 4 and itemsize > 2) else 2
+        vec, outs, loop_w, loop_h = _side_by_side(last, h, vec, coded, limit)
         x_unit = y_unit = vec
     elif h.kernel <= h.stride:
         loop_h = h.kernel * vectors > 16
@@ -235,8 +243,10 @@ def _strip(
         rows = 2 if itemsize == 1 and h.kernel < 4 else 1
     elif loop_h:
         rows = 1 if h.stride > 1 else min(8, h.kernel) if columns and vec <= 4 else 4
-    elif h.stride > 1 and d.kernel == 1 and prod(w.sizes) * prod(a.out for a in axes) < 2 * FILLED:
+    elif h.stride > 1 and d.kernel == 1 and n_outs < 2 * FILLED:
         rows = 1  # there would be too few strips
+    elif h.stride == d.kernel == 1 and not columns and not w.channels and n_outs >= 8 * FILLED:
+        rows = 8  # of single elements
     else:
         rows = 2 if columns and h.stride > 1 and (itemsize > 2 or coded) else 4
     while rows > 1 and (rows >= 2 * h.out or (coded and not columns and rows * outs * vec > 32)):
@@ -251,7 +261,8 @@ def _strip(
     if d.kernel * bodies * across > UNROLLED:
         return None
     apart = h.kernel <= min(3, h.stride) and last.kernel <= min(3, last.stride) and itemsize > 1
-    lanes = min(2 * THREADS if apart else THREADS, max(32, next_power(n_lanes)))
+    single = d.size == h.size == 1
+    lanes = min(2 * THREADS if apart or single else THREADS, max(32, next_power(n_lanes)))
     n_strips = -(-h.out // rows)
     grid = -(-n_lanes // lanes) * d.out * n_strips
     ends = [a.origin + (a.out - 1) * a.stride + a.kernel for a in axes]
@@ -320,10 +331,10 @@ def unpadded(axes: tuple[AxisPlan, ...]) -> bool:
     )
 
 
-def taken_whole(axes: tuple[AxisPlan, ...]) -> bool:
+def taken_whole(axes: tuple[AxisPlan, ...], least: int = 256) -> bool:
     """Whether windows have very many elements, share few with each other, and none of them is padding."""
     shared = prod(max(1, a.kernel * a.out // a.size) for a in axes)
-    return shared == 1 and prod(a.kernel for a in axes) >= 256 and unpadded(axes)
+    return shared == 1 and prod(a.kernel for a in axes) >= least and unpadded(axes)
 
 
 def _whole(
@@ -340,10 +351,13 @@ def _whole(
         return None
     n_planes = w.sizes[1] * w.sizes[2]
     unit, width = widest(itemsize, last.size, *w.wide[1:5]), max(32, next_power(last.size))
+    few = prod(a.kernel for a in axes) < 256
+    if few and (not short or unit * itemsize < (4 if common["OP"] == SUM else 16 if common["KIND"] else 8)):
+        return None
     outs, taps = next_power(last.out), next_power(last.kernel)
     most = 2**11 if common["OP"] == 2 else 2**10
     # Rows are cut up inside a warp where four of them, of as many planes, are not too much for one.
-    planes = max(4, most // max(width, outs * taps)) if short else 1
+    planes = 4 if few else max(4, most // max(width, outs * taps)) if short else 1
     while planes > 4 and d.out * h.out * n_planes < planes * 1056:
         planes //= 2
     wide = [s // unit for s in w.wide[1:5]]
@@ -353,12 +367,12 @@ def _whole(
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
         "UNIT": unit,
         "PLANES": planes,
-        "ROWS": -(-h.kernel // -(-h.kernel // 10)),
+        "ROWS": h.kernel if h.kernel < 13 else -(-h.kernel // -(-h.kernel // 10)),
         "WIDTH": width,
         "OUTS": outs,
         "TAPS": taps,
         "GATHERED": short,
-        "num_warps": 4,
+        "num_warps": 2 if few and unit * itemsize < 16 else 4,
     }
     # Windows that follow each other need no tables.
     plain = [d.size == 1, *(a.regular and a.stride == a.kernel for a in (h, last))]

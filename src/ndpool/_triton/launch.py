@@ -201,6 +201,43 @@ def merged(
     return all_of(sizes[axes[-1]]), (kept.index(axes[-1]),), *parts
 
 
+class Prepared:
+    """A kernel with all but its three arrays; once compiled it is called without Triton's own look-up.
+
+    What that look-up finds does not change: the integers stay, and aligned addresses remain aligned. They are
+    handed over as integers, about which nothing is asked.
+    """
+
+    __slots__ = ("_again", "_arguments", "_grid", "_kernel", "ready", "start")
+
+    def __init__(
+        self, kernel: Any, grid: int, arguments: tuple[Any, ...], constants: dict[str, Any], again: bool
+    ) -> None:
+        self._kernel, self._grid, self._again = kernel, (grid, 1, 1), again
+        self._arguments = arguments, constants | ({"launch_pdl": True} if EARLY.value else {})
+        self.ready = False
+        self.start: Any = None  # stream and three addresses -> None, once ready
+
+    def __call__(self, x: Tensor, y: Tensor, extra: Tensor) -> None:
+        if self.ready:
+            self.start(current_stream(x.get_device()), x.data_ptr(), y.data_ptr(), extra.data_ptr())
+            return
+        arguments, constants = self._arguments
+        made = self._kernel[self._grid](x, y, extra, *arguments, **constants)
+        if self._again and made is not None:
+            before, run = _runner(made)
+            fixed = (
+                *(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments),
+                *(constants[name] for name in self._kernel.arg_names if name in constants),
+            )
+            places = self._grid
+
+            def start(stream: int, x: int, y: int, extra: int) -> None:
+                run(*places, stream, *before, x, y, extra, *fixed)
+
+            self.start, self.ready = start, True
+
+
 def launcher(
     kernel: Any,
     grid: int,
@@ -208,31 +245,9 @@ def launcher(
     constants: dict[str, Any],
     tables: Sequence[Tensor | None],
     aligned: bool,
-) -> Launch:
-    """The kernel with all but its three arrays; once compiled it is called without Triton's own look-up.
-
-    What that look-up finds does not change: the integers stay, and aligned addresses remain aligned. They are
-    handed over as integers, about which nothing is asked.
-    """
-    places, compiled, before = (grid, 1, 1), None, ()
-    early = {"launch_pdl": True} if EARLY.value else {}
-    fixed = (
-        *(t if t is None else t.data_ptr() for t in tables),
-        *numbers,
-        *(constants[name] for name in kernel.arg_names if name in constants),
-    )
-
-    def launch(x: Tensor, y: Tensor, extra: Tensor) -> None:
-        nonlocal compiled, before
-        if compiled is not None:
-            stream = current_stream(x.get_device())
-            compiled(*places, stream, *before, x.data_ptr(), y.data_ptr(), extra.data_ptr(), *fixed)
-        else:
-            made = kernel[places](x, y, extra, *tables, *numbers, **constants, **early)
-            if aligned and made is not None:
-                before, compiled = _runner(made)
-
-    return launch
+) -> Prepared:
+    """The kernel on a grid with its tables and numbers; on aligned arrays it remembers what was compiled."""
+    return Prepared(kernel, grid, (*tables, *numbers), constants, aligned)
 
 
 def _runner(made: Any) -> tuple[tuple[Any, ...], Callable[..., None]]:

@@ -16,6 +16,7 @@ from ndpool._triton.launch import padded, windows_of
 from ndpool.geometry import AxisPlan, Plan
 
 PROGRAMS = 2048  # that keep a large device busy
+PIECE = 2**14  # elements that one program has in less time than it takes to start others
 
 
 @lru_cache(1024)
@@ -49,7 +50,7 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
     three, first = padded(plan), plan.axes[0]
     outs = prod(a.out for a in (three if channels else three[:2]))
     programs = outs * n_planes
-    n = min(256, first.kernel // 8, -(-PROGRAMS // max(programs, 1)))
+    n = min(256, first.kernel // 8, plan.taps // PIECE, -(-PROGRAMS // max(programs, 1)))
     if len(plan.axes) < 2 or n < 2 or not programs or not taken_whole(three):
         return None
     starts, counts = windows_of(first)

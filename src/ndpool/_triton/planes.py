@@ -30,24 +30,28 @@ def plane_forward(
     # Planes that follow each other are read by whole vectors, though these begin between two of them.
     dense = w.leads < 2 and w.wide[1] in (0, size)
     unit = widest(itemsize, size * n_planes) if dense else widest(itemsize, size, *w.wide[1:3])
-    width = min(1024 * unit, next_power(-(-(size + unit - 1) // unit)) * unit)
-    # Picks wait for all threads of a program: these are fewer.
-    threads = THREADS if common["OP"] == SUM else THREADS // 2
-    planes = max(1, next_power(threads * 4 * unit // width))
-    planes = min(planes, next_power(n_planes))
-    if common["OP"] == SUM and n_planes < planes * 4096:
-        planes = max(1, planes // 2)
-    warps = 4 if planes * width <= 2**13 else 8
-    if common["OP"] != SUM:
-        warps = max(2, min(8, planes * width // (128 * unit)))
+    shifted = size % unit > 0
+    vectors = -(-(size + (unit - 1) * shifted) // unit)
+    # A thread has about seven vectors of a plane, those side by side read 32 bytes or more at once.
+    lanes = next_power(-(-vectors // max(1, min(7, 56 // unit))))
+    lanes = max(lanes, 32 if unit == 1 else 2 if itemsize < 4 else 4)
+    if common["OP"] == SUM and lanes > 64 and -(-vectors // 64) * unit <= 60:
+        lanes = 64  # sums need few registers
+    threads = max(lanes, THREADS if common["OP"] == SUM or itemsize > 2 else THREADS // 2)
+    parts = -(-vectors // lanes)
+    if lanes > 2 * THREADS:
+        lanes, parts, threads = 1024, 0, THREADS if common["OP"] == SUM else 2 * THREADS
+    width, planes = lanes * unit, max(1, min(threads // lanes, next_power(n_planes)))
     numbers: list[Any] = [n_planes, w.sizes[1], size, *w.wide[1:3], *w.narrow[1:3], by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
         "PLANES": planes,
         "WIDTH": width,
         "UNIT": unit,
-        "ONCE": width >= size + unit - 1,
+        "SHIFTED": shifted,
+        "PARTS": parts,
+        "FILLED": min(parts, size // width),
         "LEADS": w.leads,
-        "num_warps": warps,
+        "num_warps": threads // 32,
     }
     return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
 
@@ -156,11 +160,11 @@ def plane_backward(
     vec = widest(itemsize, total)
     lanes = total // vec
     constants = {key: common[key] for key in ("PICKS", "DIVIDE", "COMPUTE", "WIDE")} | {
-        "LANES": 4 * THREADS,
+        "LANES": 2 * THREADS,
         "VEC": vec,
-        "num_warps": 2 * THREADS // 32,
+        "num_warps": THREADS // 32,
     }
-    grid = -(-lanes // (4 * THREADS))
-    constants["NEXT"] = calls_next(grid, 4 * THREADS * vec * min(itemsize, 8))
+    grid = -(-lanes // (2 * THREADS))
+    constants["NEXT"] = calls_next(grid, 2 * THREADS * vec * min(itemsize, 8))
     numbers: list[Any] = [lanes, size, magic(size), pitch, by, 1 / by]
     return launcher(plane_backward_kernel, grid, numbers, constants, [], itemsize < 16)

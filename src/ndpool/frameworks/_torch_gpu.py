@@ -27,6 +27,8 @@ from ndpool.geometry import Plan, round_bfloat16
 from ndpool.geometry import fractional as fractional_plan
 from ndpool.reductions import REDUCTIONS, Reduction
 
+SHORT = 11 * 2**20  # additions along an axis that take no longer than a second kernel's start
+
 
 def pool(
     x: Tensor,
@@ -117,6 +119,8 @@ def _parts(x: Tensor, plan: Plan, reduction: Reduction, channels_last: bool) -> 
     # Where rows are contiguous, a thread has many neighbours at once and two passes pay later.
     narrow = x.itemsize < 4
     long = 9 if not reduction.picks else (5 if narrow else 7) if channels_last else 7 if narrow else 9
+    if not reduction.picks and x.numel() * max(a.kernel for a in plan.axes) <= SHORT:
+        return None
     return passes(plan, long) or (steps(plan) if reduction.picks else None)
 
 

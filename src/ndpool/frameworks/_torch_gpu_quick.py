@@ -17,10 +17,15 @@ from torch.autograd import Function
 from ndpool import geometry
 from ndpool._arguments import check_rank
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8
+from ndpool._triton.launch import Prepared, current_stream
 from ndpool.frameworks import _torch_autograd as autograd
 from ndpool.frameworks._torch_gpu import kernels_of
 from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, CODES, empty, is_channels_last
 from ndpool.reductions import Reduction
+
+# PyTorch's allocator: bytes and a stream -> an address. PyTorch without CUDA has none.
+allocate: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
+free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
 
 
 def quick(
@@ -84,17 +89,39 @@ def _recipe(
     if found is None:
         return False
     *before, (outs, _, run) = found
-    for shape, dtype, first in reversed(before):
-        run = _after(first, _maker(x, shape, dtype, last), run)
+    if before:
+        run = _chain([(first, _maker(x, shape, dtype, last)) for shape, dtype, first in before], run)
     args = (axes, plan, reduction, *(() if reduction.picks else (x.dtype, 0)), last)
     return Recipe(_maker(x, outs, x.dtype, last), _maker(x, outs, _EXTRA_DTYPES[kind], last), run, args)
 
 
-def _after(first: Callable[..., None], new: Callable[[], Tensor], then: Callable[..., None]) -> Any:
+def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callable[..., None]:
+    """Kernels that follow each other, each with what the one before it wrote.
+
+    Between two kernels that lies in memory which is no tensor's: the allocator takes it back while they still
+    wait, and gives it to later ones of the same stream.
+    """
+    first, new = before[0]
+    two = len(before) == 1 and isinstance(first, Prepared) and isinstance(last, Prepared)
+    size, ready = new().nbytes, False
+
     def run(x: Tensor, y: Tensor, extra: Tensor) -> None:
-        between = new()
-        first(x, between, between)
-        then(between, y, extra)
+        nonlocal ready
+        if not ready:
+            for kernel, make in before:
+                between = make()
+                kernel(x, between, between)
+                x = between
+            last(x, y, extra)
+            ready = two and first.ready and last.ready
+            return
+        stream = current_stream(x.get_device())
+        at = allocate(size, stream)
+        try:
+            first.start(stream, x.data_ptr(), at, at)
+            last.start(stream, at, y.data_ptr(), extra.data_ptr())
+        finally:
+            free(at)
 
     return run
 

@@ -73,7 +73,15 @@ def named(
     """A named function from its arguments; a small plain call costs PyTorch's time."""
     if is_dynamo_compiling() or type(x) not in _PLAIN or dispatch_modes() > 0 or is_tracing():
         return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
-    if out is dtype is divisor is None and not return_indices and norm == 0:
+    if x.is_cuda:
+        if out is dtype is divisor is None and norm == 0:
+            trains = x.requires_grad and is_grad_enabled()
+            special = transforms_active() or forward_ad._current_level >= 0 or x.is_neg()
+            if not special and not (trains and return_indices):
+                found = _cuda_quick()(fn, n_axes, reduction, x, window, return_indices, trains)
+                if found is not None:
+                    return found
+    elif out is dtype is divisor is None and not return_indices and norm == 0:
         recipe = recall(fn, x, window)
         if recipe is None:
             recipe = quick.make(fn, n_axes, reduction, x, window)
@@ -85,13 +93,6 @@ def named(
                     return y
             elif recipe.trains:
                 return quick_pool(x, recipe)
-    if x.is_cuda and out is dtype is divisor is None and norm == 0:
-        trains = x.requires_grad and is_grad_enabled()
-        special = transforms_active() or forward_ad._current_level >= 0 or x.is_neg()
-        if not special and not (trains and return_indices):
-            found = _cuda_quick()(fn, n_axes, reduction, x, window, return_indices, trains)
-            if found is not None:
-                return found
     if x.is_meta:
         return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
     axes = check_rank(fn, x.shape, n_axes)

@@ -55,6 +55,7 @@ def _part(
     live,
     y_w,
     Y_UNIT: tl.constexpr,
+    VEC: tl.constexpr,
     DILATED: tl.constexpr,
     PICKS: tl.constexpr,
     DIVIDE: tl.constexpr,
@@ -72,7 +73,13 @@ def _part(
     if DIVIDE == 1:
         g = even_quotient(g, by, inverse)
     if DIVIDE == 2:
-        g = quotient(g, by * share_w)
+        by = by * share_w
+        if VEC > 1 and by.shape[1] == 1 and COMPUTE == tl.float32:
+            # All channels have the same divisor: its inverse is found once.
+            inverse = tl.div_rn(tl.full(by.shape, 1.0, COMPUTE), by.to(COMPUTE))
+            g = even_quotient(g, tl.broadcast_to(by, g.shape), tl.broadcast_to(inverse, g.shape))
+        else:
+            g = quotient(g, by)
     return g
 
 
@@ -311,6 +318,7 @@ def any_backward_kernel(
                             live,
                             y_w,
                             Y_UNIT,
+                            VEC,
                             DILATED,
                             PICKS,
                             DIVIDE,
@@ -350,6 +358,7 @@ def any_backward_kernel(
                             live,
                             y_w,
                             Y_UNIT,
+                            VEC,
                             DILATED,
                             PICKS,
                             DIVIDE,

@@ -9,11 +9,16 @@ import triton.language as tl
 
 from ndpool._triton.kernels.lanes import call_next, over, wait_for_memory
 from ndpool._triton.kernels.reducers import (
+    MIN,
     NOWHERE,
     SUM,
     best_along,
+    best_of,
+    better,
     even_quotient,
     merge,
+    order_of,
+    settled,
     unsigned_zero,
     widen,
 )
@@ -38,7 +43,9 @@ def plane_forward_kernel(
     PLANES: tl.constexpr,
     WIDTH: tl.constexpr,
     UNIT: tl.constexpr,
-    ONCE: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    PARTS: tl.constexpr,
+    FILLED: tl.constexpr,
     LEADS: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
@@ -49,8 +56,10 @@ def plane_forward_kernel(
 ):
     """One output for each of PLANES planes, from WIDTH elements of each at a time.
 
-    UNIT elements are read at once, wherever planes begin: what a plane's first and last vector hold beside it
-    is left out. All vectors lie inside the input, whose length is a multiple of UNIT.
+    UNIT elements are read at once, wherever planes begin: where these are SHIFTED, what a plane's first and
+    last vector hold beside it is left out. All vectors lie inside the input, whose length is a multiple of
+    UNIT. Planes of few PARTS are read at once, and fill the first FILLED of them for certain; others take a
+    loop, and PARTS is 0.
     """
     pid = tl.program_id(0)
     if WIDE:
@@ -63,42 +72,111 @@ def plane_forward_kernel(
         l1 = plane % n_1
         l2 = plane // n_1
     base = l1 * x_1 + l2 * x_2
-    before = (base & (UNIT - 1)).to(tl.int32)[:, None]
-    base = (base // UNIT * UNIT)[:, None]
-    slot = tl.arange(0, WIDTH)[None, :]
-    vector = slot // UNIT * UNIT
-    first = slot - before
-    best = tl.full([PLANES, WIDTH], LOW, COMPUTE)
-    where = tl.where(first >= 0, first, first + WIDTH)
-    where = tl.where(where < size, where, NOWHERE)
     to = l1 * y_1 + l2 * y_2
+    before = tl.zeros([PLANES, 1], tl.int32)
+    if SHIFTED:
+        before = (base & (UNIT - 1)).to(tl.int32)[:, None]
+        base = base // UNIT * UNIT
+    slot = tl.arange(0, WIDTH)[None, :]
+    at = x + base[:, None] + slot
     wait_for_memory()
-    if ONCE:
-        there = live[:, None] & (vector < size + before)
-        v = widen(tl.load(x + base + slot, mask=there, other=LOW), COMPUTE)
-        # One comparison: what is before the first is huge without its sign.
-        inside = first.to(tl.uint32) < size.to(tl.uint32)
-        best = tl.where(inside, v, LOW)
-        if KIND != 0:
-            where = tl.where(inside, first, NOWHERE)
+    if PARTS > 0:
+        found = ()
+        for k in tl.static_range(PARTS):
+            there = live[:, None]
+            if k >= FILLED:
+                there = there & (slot // UNIT * UNIT < size + before - k * WIDTH)
+            found = found + (tl.load(at + k * WIDTH, mask=there, other=LOW),)
+        value, where = _together(
+            found, slot, before, size, WIDTH, UNIT, SHIFTED, PARTS, FILLED, OP, KIND, LOW, COMPUTE
+        )
     else:
+        best = tl.full([PLANES, WIDTH], LOW, COMPUTE)
+        where = slot - before
+        where = tl.where(where >= 0, where, where + WIDTH)
+        where = tl.where(where < size, where, NOWHERE)
         for start in range(0, size + UNIT - 1, WIDTH):
-            there = live[:, None] & (start + vector < size + before)
-            v = widen(tl.load(x + base + (start + slot), mask=there, other=LOW), COMPUTE)
-            i = start + first
+            there = live[:, None] & (start + slot // UNIT * UNIT < size + before)
+            v = widen(tl.load(at + start, mask=there, other=LOW), COMPUTE)
+            # One comparison: what is before the first is huge without its sign.
+            i = start + slot - before
             v = tl.where(i.to(tl.uint32) < size.to(tl.uint32), v, LOW)
             best, where = merge(best, where, v, i, OP, True)
+        if OP == SUM:
+            value, where = tl.sum(best, 1), tl.zeros([PLANES], tl.int32)
+        else:
+            value, where = best_along(best, where, 1, OP, KIND != 0)
     if OP == SUM:
-        value = tl.sum(best, 1)
         if DIVIDE == 1:
             value = even_quotient(value, divisor, inverse)
         else:
             value = unsigned_zero(value)
-    else:
-        value, where = best_along(best, where, 1, OP, KIND != 0)
     if KIND != 0:
         tl.store(extra + to, where.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _together(
+    found,
+    slot,
+    before,
+    size,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    SHIFTED: tl.constexpr,
+    PARTS: tl.constexpr,
+    FILLED: tl.constexpr,
+    OP: tl.constexpr,
+    KIND: tl.constexpr,
+    LOW: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """The value of each plane from its parts, and where it was found."""
+    vector = slot // UNIT * UNIT
+    step = slot % UNIT
+    parts = ()
+    for k in tl.static_range(PARTS):
+        v = widen(found[k], COMPUTE)
+        # What is compared with a known step is the same for a whole vector.
+        if SHIFTED and k == 0:
+            v = tl.where(step >= before - vector, v, LOW)
+        if k >= FILLED and SHIFTED:
+            v = tl.where(step < size + before - vector - k * WIDTH, v, LOW)
+        parts = parts + (v,)
+    best = parts[0]
+    part = tl.zeros(best.shape, tl.int32)
+    for k in tl.static_range(1, PARTS):
+        if KIND != 0:
+            if OP == MIN:
+                wins = parts[k] < best
+            else:
+                wins = parts[k] > best
+            part = tl.where(wins, k * WIDTH, part)
+        best = better(best, parts[k], OP)
+    if OP == SUM:
+        return tl.sum(best, 1), before
+    else:
+        top = best_of(best, 1, OP)
+        every = top[:, None]
+        code = tl.zeros(top.shape, tl.int32)
+        rare = top == LOW  # as is what lies beside a plane
+        if COMPUTE.is_floating():
+            rare = rare | (top != top) | (top == 0)
+        if KIND != 0:
+            code = tl.min(tl.where(best == every, slot + part, NOWHERE), 1) - tl.reshape(before, top.shape)
+        if COMPUTE.is_floating() or KIND != 0:
+            if tl.max(rare.to(tl.int32)) > 0:
+                # The last NaN is the one that counts, and of zeros the sign of the first.
+                order = tl.full(best.shape, 2 * NOWHERE + 1, tl.int32)
+                for k in tl.static_range(PARTS):
+                    i = slot + k * WIDTH - before
+                    inside = i.to(tl.uint32) < size.to(tl.uint32)
+                    order = tl.minimum(
+                        order, tl.where(inside, order_of(parts[k], every, i, OP), 2 * NOWHERE + 1)
+                    )
+                top, code = settled(top, tl.min(order, 1))
+        return top, code
 
 
 @triton.jit(do_not_specialize=["lanes", "size", "m_size", "y_1", "divisor", "inverse"])

@@ -71,33 +71,72 @@ def _smaller(a, b):
 
 
 @triton.jit
+def better(a, b, OP: tl.constexpr):
+    """The better of two values or their sum; NaN is the best, and of two zeros it is either."""
+    if OP == SUM:
+        return a + b
+    elif OP == MIN:
+        return _smaller(a, b)
+    else:
+        return _larger(a, b)
+
+
+@triton.jit
+def best_of(v, AXIS: tl.constexpr, OP: tl.constexpr):
+    """The best value along an axis; of zeros it is any."""
+    if OP == MIN:
+        return tl.reduce(v, AXIS, _smaller)
+    else:
+        return tl.reduce(v, AXIS, _larger)
+
+
+@triton.jit
+def order_of(v, best, code, OP: tl.constexpr):
+    """What decides among equals of the best, the least first: a code and a sign, those of NaNs backwards."""
+    # Nothing is better: a comparison that compilers do not keep from where equals were looked for before.
+    if OP == MIN:
+        equal = v <= best
+    else:
+        equal = v >= best
+    if v.dtype.is_floating():
+        nan = best != best
+        BITS: tl.constexpr = tl.int64 if v.dtype == tl.float64 else tl.int32
+        LAST: tl.constexpr = 63 if v.dtype == tl.float64 else 31
+        sign = (v.to(BITS, bitcast=True) >> LAST).to(tl.int32) & 1
+        order = tl.where(nan, -code, code) * 2 + sign
+        return tl.where(equal | (nan & (v != v)), order, 2 * NOWHERE + 1)
+    else:
+        return tl.where(equal, code * 2, 2 * NOWHERE + 1)
+
+
+@triton.jit
+def settled(best, order):
+    """The best with its code, once it is known which of the equals it is: a zero takes its sign."""
+    found = order >> 1
+    if best.dtype.is_floating():
+        BITS: tl.constexpr = tl.int64 if best.dtype == tl.float64 else tl.int32
+        LAST: tl.constexpr = 63 if best.dtype == tl.float64 else 31
+        # By its bits: compilers take a zero of either sign for one of none.
+        zero = ((order & 1).to(BITS) << LAST).to(best.dtype, bitcast=True)
+        found = tl.where(best != best, -found, found)
+        best = tl.where(best == 0, zero, best)
+    return best, found
+
+
+@triton.jit
 def best_along(v, code, AXIS: tl.constexpr, OP: tl.constexpr, CODED: tl.constexpr):
     """The best along an axis with its code, in whatever order the codes stand: they decide ties.
 
     A code of NOWHERE stands for no element; nothing loses to the value there.
     """
-    if OP == MIN:
-        best = tl.reduce(v, AXIS, _smaller)
-    else:
-        best = tl.reduce(v, AXIS, _larger)
+    best = best_of(v, AXIS, OP)
     all_best = tl.expand_dims(best, AXIS)
     found = tl.zeros(best.shape, tl.int32)
     if CODED:
         found = tl.min(tl.where(v == all_best, code, NOWHERE), AXIS)
     if v.dtype.is_floating():
         if tl.max(((best != best) | (best == 0)).to(tl.int32)) > 0:
-            # The last NaN is the one that counts, and of zeros the sign of the first: it goes with the code.
-            nan = all_best != all_best
-            BITS: tl.constexpr = tl.int64 if v.dtype == tl.float64 else tl.int32
-            LAST: tl.constexpr = 63 if v.dtype == tl.float64 else 31
-            sign = (v.to(BITS, bitcast=True) >> LAST).to(tl.int32) & 1
-            order = tl.where(nan, -code, code) * 2 + sign
-            order = tl.where((v == all_best) | (nan & (v != v)), order, 2 * NOWHERE + 1)
-            order = tl.min(order, AXIS)
-            # By its bits: compilers take a zero of either sign for one of none.
-            zero = ((order & 1).to(BITS) << LAST).to(best.dtype, bitcast=True)
-            found = tl.where(best != best, -(order >> 1), order >> 1)
-            best = tl.where(best == 0, zero, best)
+            best, found = settled(best, tl.min(order_of(v, all_best, code, OP), AXIS))
     return best, found
 
 

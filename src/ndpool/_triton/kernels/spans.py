@@ -54,6 +54,9 @@ def span_forward_kernel(
     inverse,
     UNIT: tl.constexpr,
     VECTORS: tl.constexpr,
+    FILLED: tl.constexpr,
+    MET: tl.constexpr,
+    UNROLL: tl.constexpr,
     LANES: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
@@ -62,7 +65,10 @@ def span_forward_kernel(
     COMPUTE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """One output per lane: of each row of its window, VECTORS vectors of UNIT elements."""
+    """One output per lane: of each row of its window, VECTORS vectors of UNIT elements.
+
+    Every span ends behind the first FILLED of them, and reaches the first MET.
+    """
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
@@ -84,21 +90,24 @@ def span_forward_kernel(
     best = tl.full([LANES, UNIT], LOW, COMPUTE)
     code = tl.full([LANES, UNIT], NOWHERE, tl.int32)
     for d in range(taps_d):
-        for h in tl.range(0, taps_h, loop_unroll_factor=2):
+        for h in tl.range(0, taps_h, loop_unroll_factor=UNROLL):
             at = base + (d * size_h + h) * size_w
             before = (at & (UNIT - 1)).to(tl.int32)
             at = (at // UNIT * UNIT)[:, None] + along
-            tap = along - before[:, None]
+            number = ((d * kernel_h + h) * kernel_w - before)[:, None]
             found = ()
             for k in tl.static_range(VECTORS):
-                there = live & (k * UNIT < before + taps_w)
+                there = live
+                if k >= MET:
+                    there = there & (k * UNIT < before + taps_w)
                 found = found + (tl.load(x + at + k * UNIT, mask=there[:, None], other=LOW),)
             for k in tl.static_range(VECTORS):
-                t = tap + k * UNIT
-                # One comparison: taps before the first are huge without their sign.
-                inside = t.to(tl.uint32) < taps_w[:, None].to(tl.uint32)
-                v = tl.where(inside, widen(found[k], COMPUTE), LOW)
-                best, code = merge(best, code, v, (d * kernel_h + h) * kernel_w + t, OP, OP != SUM)
+                v = widen(found[k], COMPUTE)
+                if k == 0:
+                    v = tl.where(along >= before[:, None], v, LOW)
+                if k >= FILLED:
+                    v = tl.where(along < (before + taps_w - k * UNIT)[:, None], v, LOW)
+                best, code = merge(best, code, v, number + (along + k * UNIT), OP, OP != SUM)
     to = l1 * y_1 + od * y_d + oh * y_h + ow * y_w
     if OP == SUM:
         value = unsigned_zero(tl.sum(best, 1))
