@@ -92,6 +92,7 @@ WAYS = [
     # Lanes that fill their programs, rows of windows that leave input out or share it.
     ("max_pool2d", (2, 4, 8, 16), (2,)),
     ("avg_pool2d", (2, 4, 7, 8), (2,)),
+    ("avg_pool2d", (1, 1, 8, 4), (2, (3, 4))),
     ("max_pool2d", (2, 4, 7, 9), (3, 2)),
     ("max_pool2d", (1, 4, 7, 12), (3, 2, 1)),
     ("max_pool2d", (1, 3, 5, 7), (3, 2, 1)),
@@ -139,10 +140,10 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "sliced"])
 @pytest.mark.parametrize(("name", "shape", "args"), WAYS, ids=str)
 def test_every_way(name, shape, args, layout):
-    if layout == "sliced" and not GPU and WAYS.index((name, shape, args)) % 3:
+    if layout in ("transposed", "sliced") and not GPU and WAYS.index((name, shape, args)) % 3:
         pytest.skip("some will do in the interpreter, which is slow")
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(-9, 9, shape, generator=draw).float()
@@ -152,6 +153,8 @@ def test_every_way(name, shape, args, layout):
             pytest.skip("a row has no such format")
         last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
         x = x.contiguous(memory_format=last)
+    elif layout == "transposed":
+        x = x.mT.contiguous().mT
     elif layout == "sliced":
         wide = torch.full((shape[0] + 1, 2 * shape[1], *shape[2:-1], 2 * shape[-1] + 1), nan)
         view = wide[1:, ::2, ..., 1::2]

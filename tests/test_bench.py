@@ -297,6 +297,38 @@ def made(*rows):
     }
 
 
+def test_cases_measured_again():
+    """Their results take the place of the old ones, the rest stays; every one tells its day."""
+    old, new = made(("g", 1, 1, 1, 4, 8, 8), ("g", 2, 1, 1, 4, 8, 8)), made(("g", 1, 1, 1, 2, 8, 8))
+    new["date"] = "2026-03-04T00:00:00+00:00"
+    both = report.updated(old, new)
+    assert [(r["name"], r["threads"], r["date"][:10]) for r in both["results"]] == [
+        ("c0", 1, "2026-03-04"),
+        ("c1", 2, "2026-01-02"),
+    ]
+    assert both["results"][0]["times"]["ndpool"]["median"] == 2
+    assert both["threads"] == [1, 2]
+    assert (report.days(old), report.days(both)) == ("2026-01-02", "2026-01-02 to 2026-03-04")
+    assert report.updated(both, new) == both
+    with pytest.raises(
+        ValueError, match=r"bench: --update needs results of the same isa; got avx2, the file"
+    ):
+        report.updated(old | {"isa": "neon"}, new)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "bench: --update needs a results file: --json FILE"),
+        (["--json", "none.json"], "bench: --update found no results in none.json"),
+    ],
+)
+def test_nothing_to_update(more, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "--case", "spp-13", "--update", *more]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_factors():
     document = made(
         ("a", 1, 1.0, 1.5, 2.0, 20.0, 8.0),

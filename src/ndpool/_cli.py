@@ -7,6 +7,7 @@ Exit codes: 0 success, 1 failure, 2 bad usage; 130 after Ctrl-C and 141 when the
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from importlib.metadata import version
@@ -139,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device", choices=("cpu", "cuda"), default="cpu", help="where to pool (default: %(default)s)"
     )
     bench.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
+    bench.add_argument("--update", action="store_true", help="keep what that file has of other cases")
     bench.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart (SVG)")
     bench.add_argument("--list", action="store_true", help="show the cases and stop")
     bench.set_defaults(run=_bench)
@@ -210,6 +212,17 @@ def _explore(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _results(path: Path | None) -> dict[str, Any]:
+    """What a results file holds."""
+    if path is None:
+        raise ValueError("bench: --update needs a results file: --json FILE")
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"bench: --update found no results in {path}: {error}") from None
+    return found
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from ndpool import _bench as bench
 
@@ -224,6 +237,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         if not path.parent.is_dir():  # told now, and not when all is measured
             raise ValueError(f"bench: no directory {path.parent} to write {path.name} to")
     threads, report = arguments.threads or bench.all_threads(), bench.report
+    before = _results(arguments.json) if arguments.update else None
     how: Any = (arguments.quick, report.progress_bar(sys.stderr))
     told: Any = bench.cuda_report if cuda else report
     try:
@@ -231,6 +245,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     except RuntimeError as error:
         print(f"ndpool: {error}", file=sys.stderr)
         return 1
+    if before is not None:
+        document = report.updated(before, document)
     # The files first: whoever reads the table may be gone by now.
     written = [
         _write(what, path, text(document))

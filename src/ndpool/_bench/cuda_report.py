@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ndpool._bench.cuda_cases import CUDA_CASES
-from ndpool._bench.report import _X, Scale, _columns, _factor, _range, bar_chart, geometric_mean
+from ndpool._bench.report import _X, Scale, _columns, _factor, _range, bar_chart, days, geometric_mean
 
 Document = dict[str, Any]
 _PEERS = ("PyTorch", "torch.compile", "JAX", "CuPy")
@@ -118,7 +118,7 @@ def machine_line(document: Document) -> str:
     """Device, its copy's bandwidth, and versions in one line."""
     shown = ", ".join(f"{name} {number}" for name, number in document["versions"].items())
     speed = f"a copy moves {document['copy'] / 1e9:.0f} GB/s"
-    return f"{document['device']}, {speed}, {document['date'][:10]}; {shown}"
+    return f"{document['device']}, {speed}, {days(document)}; {shown}"
 
 
 def markdown(document: Document) -> str:
@@ -153,7 +153,7 @@ def chart_title(document: Document) -> str:
 
 def chart_note(document: Document) -> str:
     """What a bar is, and where it was measured."""
-    return f"Geometric means over dtypes and layouts. {document['device']}, {document['date'][:10]}"
+    return f"Geometric means over dtypes and layouts. {document['device']}, {days(document)}"
 
 
 def chart(document: Document) -> str:

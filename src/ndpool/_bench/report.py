@@ -67,6 +67,33 @@ def as_json(document: Document) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
+def updated(old: Document, new: Document) -> Document:
+    """The results of `new`, and from `old` those of other cases; each tells when it was measured."""
+    for key in ("format", "machine", "device", "isa", "quick", "versions"):
+        had, has = old.get(key), new.get(key)
+        if had != has:
+            raise ValueError(
+                f"bench: --update needs results of the same {key}; got {has}, the file has {had}"
+            )
+    dated = [
+        {
+            (r["name"], r.get("threads")): r | {"date": r.get("date", document["date"])}
+            for r in document["results"]
+        }
+        for document in (old, new)
+    ]
+    merged = {"results": list((dated[0] | dated[1]).values())}
+    if "threads" in new:
+        merged["threads"] = sorted({*old["threads"], *new["threads"]})
+    return new | merged
+
+
+def days(document: Document) -> str:
+    """The day on which all was measured, or the first and the last."""
+    found = sorted({result.get("date", document["date"])[:10] for result in document["results"]})
+    return " to ".join(dict.fromkeys((found[0], found[-1]))) if found else str(document["date"][:10])
+
+
 def failures(document: Document) -> list[str]:
     """The cases in which ndpool's own answer was wrong."""
     return [
@@ -157,7 +184,7 @@ def machine_line(document: Document) -> str:
     l3 = f", L3 {machine['l3']}" if machine["l3"] else ""
     return (
         f"{machine['cpu']}, {machine['cores']} cores{l3}, {machine['system']}, {document['isa']}, "
-        f"{document['date'][:10]}; {', '.join(shown)}"
+        f"{days(document)}; {', '.join(shown)}"
     )
 
 
@@ -278,7 +305,7 @@ def chart_title(threads: int) -> str:
 def chart_note(document: Document) -> str:
     """What a bar is, and where it was measured."""
     machine = document["machine"]
-    measured = f"{machine['cpu']}, {machine['cores']} cores, {document['isa']}, {document['date'][:10]}"
+    measured = f"{machine['cpu']}, {machine['cores']} cores, {document['isa']}, {days(document)}"
     return f"Geometric means over the cases of a class. {measured}"
 
 

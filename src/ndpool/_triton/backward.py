@@ -34,6 +34,7 @@ from ndpool._triton.launch import (
     padded,
     runs,
     strips,
+    walk_kind,
     walk_numbers,
     walk_strides,
     whole_planes,
@@ -74,10 +75,7 @@ def backward(
         "PICKS": picks,
         "DIVIDE": divide,
         "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
-        "WIDE": w.big,
-        "CHANNELS": w.channels,
-        "LEADS": w.leads,
-    }
+    } | walk_kind(w)
     last = three[2]
     if whole_planes(three, w) and w.leads < 2 and w.wide[1] in (0, last.size):
         return plane_backward(last.size, last.size * w.sizes[1], w.narrow[1], size, by, common)
@@ -94,7 +92,7 @@ def backward(
     if found is None and strips(three):
         apart = rows_apart(plan, axes, memory, written=True) if prod(memory[0]) >= LARGE else None
         rows_, rows_walk = apart or (three, w)
-        found = _blocks(rows_, rows_walk, size, by, common | {"LEADS": rows_walk.leads})
+        found = _blocks(rows_, rows_walk, size, by, common | walk_kind(rows_walk))
     if found is not None:
         return found
     # Sums are the same for all rows of a run, which the kernel for any window knows too.

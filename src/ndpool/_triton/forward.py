@@ -36,6 +36,7 @@ from ndpool._triton.launch import (
     padded,
     strips,
     tables,
+    walk_kind,
     walk_numbers,
     walk_strides,
     whole_planes,
@@ -78,10 +79,7 @@ def forward(
         "KIND": kind,
         "LOW": worst(dtype, op),
         "COMPUTE": compute_type(dtype, result, op >= 2),
-        "WIDE": w.big,
-        "CHANNELS": w.channels,
-        "LEADS": w.leads,
-    }
+    } | walk_kind(w)
     divide, by = divide_by(three, divides, divisor)
     found = None
     if op == SQUARES:
@@ -100,7 +98,7 @@ def forward(
         # Places in a plane are told by rows; bytes are too little for a thread that has one row.
         apart = rows_apart(plan, axes, memory) if kind != INDEX64 and size > 1 else None
         rows_, rows_walk = apart or (three, w)
-        found = _strip(rows_, rows_walk, size, by, common | {"DIVIDE": divide, "LEADS": rows_walk.leads})
+        found = _strip(rows_, rows_walk, size, by, common | walk_kind(rows_walk) | {"DIVIDE": divide})
         if found is not None:
             return found
     if unpadded(three):
@@ -261,7 +259,7 @@ def _strip(
     if d.kernel * bodies * across > UNROLLED:
         return None
     apart = h.kernel <= min(3, h.stride) and last.kernel <= min(3, last.stride) and itemsize > 1
-    single = d.size == h.size == 1
+    single = d.size == h.size == 1 and last.stride > 1
     lanes = min(2 * THREADS if apart or single else THREADS, max(32, next_power(n_lanes)))
     n_strips = -(-h.out // rows)
     grid = -(-n_lanes // lanes) * d.out * n_strips

@@ -140,6 +140,11 @@ def walk_numbers(
     return [*needed(n_lanes % lanes > 0, n_lanes), *counts, *magics]
 
 
+def walk_kind(w: Walk) -> dict[str, Any]:
+    """What kernels are told of a walk while they compile."""
+    return {"WIDE": w.big, "CHANNELS": w.channels, "LEADS": w.leads}
+
+
 def walk_strides(strides: Sequence[int], w: Walk) -> list[int | None]:
     """The strides that a walk needs: of channels, two leading axes and three pooled ones."""
     c, first, second, *pooled = strides

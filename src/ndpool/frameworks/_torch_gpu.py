@@ -27,7 +27,7 @@ from ndpool.geometry import Plan, round_bfloat16
 from ndpool.geometry import fractional as fractional_plan
 from ndpool.reductions import REDUCTIONS, Reduction
 
-SHORT = 11 * 2**20  # additions along an axis that take no longer than a second kernel's start
+SHORT = 2**20  # elements whose windows of medium size are sooner added up than a second kernel is started
 
 
 def pool(
@@ -119,7 +119,7 @@ def _parts(x: Tensor, plan: Plan, reduction: Reduction, channels_last: bool) -> 
     # Where rows are contiguous, a thread has many neighbours at once and two passes pay later.
     narrow = x.itemsize < 4
     long = 9 if not reduction.picks else (5 if narrow else 7) if channels_last else 7 if narrow else 9
-    if not reduction.picks and x.numel() * max(a.kernel for a in plan.axes) <= SHORT:
+    if not reduction.picks and x.numel() <= SHORT and max(a.kernel for a in plan.axes) <= 16:
         return None
     return passes(plan, long) or (steps(plan) if reduction.picks else None)
 
