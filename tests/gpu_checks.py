@@ -332,6 +332,23 @@ def test_hard_values_of_large_windows(dtype, last, sizes):
     assert torch.equal(g.cpu(), torch.autograd.grad(want[0], theirs, grad)[0])
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("straight", [False, True])
+def test_memory_that_is_given(last, straight):
+    """Results are written into it where it is laid out like them, else copied there."""
+    x = torch.randn(2, 4, 8, 8).to(DEVICE)
+    form = torch.channels_last if last else torch.contiguous_format
+    x = x.contiguous(memory_format=form)
+    pair = tuple(torch.zeros(2, 4, 4, 4, dtype=t, device=DEVICE) for t in (torch.float32, torch.int64))
+    if straight == last:
+        pair = tuple(t.contiguous(memory_format=torch.channels_last) for t in pair)
+    assert ndpool.max_pool2d(x, 2, return_indices=True, out=pair) is pair
+    want = F.max_pool2d(x.cpu(), 2, return_indices=True)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(pair, want, strict=True))
+    assert ndpool.avg_pool2d(x, 2, out=pair[0]) is pair[0]
+    torch.testing.assert_close(pair[0].cpu(), F.avg_pool2d(x.cpu(), 2))
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("reduce", ["max", "min"])
 @pytest.mark.parametrize("rising", [False, True])

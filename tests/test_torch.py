@@ -597,6 +597,14 @@ def test_out_and_dtype():
     assert ndpool.pool(x, (2, 2), reduce="sum").dtype is torch.int64
     assert ndpool.pool(x.to(torch.uint8), (2, 2), reduce="sum").dtype is torch.uint64
     assert ndpool.pool(x, (2, 2), reduce="max", dtype=torch.float32).dtype is torch.float32
+    out, strided = torch.zeros(2, 2, 2), torch.zeros(2, 4, 2)
+    version = out._version
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "copy_", None)  # written where it is to be, not copied there
+        for target in (out, strided[:, ::2], strided.mT[:, :, 1::2].mT):
+            ndpool.max_pool2d(x.float(), 2, out=target)
+            assert torch.equal(target, F.max_pool2d(x.float(), 2))
+    assert out._version > version
     inside = torch.rand(2, 4, 4)
     copy = inside.clone()
     ndpool.max_pool2d(inside, 2, 1, out=inside[:, :3, :3])

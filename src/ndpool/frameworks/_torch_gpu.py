@@ -22,7 +22,7 @@ from ndpool._triton.forward import forward
 from ndpool._triton.launch import all_of, tables
 from ndpool._triton.parts import passes, pieces, steps
 from ndpool._triton.planes import by_channels
-from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, empty, is_channels_last, real, with_sizes
+from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, FORMATS, empty, is_channels_last, real, with_sizes
 from ndpool.geometry import Plan, round_bfloat16
 from ndpool.geometry import fractional as fractional_plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -40,8 +40,12 @@ def pool(
     norm: float = 0.0,
     kind: int = NO_EXTRA,
     channels_last: bool | None = None,
+    into: tuple[Tensor, ...] = (),
 ) -> Any:
-    """Values, and with a `kind` also where in its window or its plane each was found."""
+    """Values, and with a `kind` also where in its window or its plane each was found.
+
+    Memory to write `into` is taken where it is laid out as a result would be.
+    """
     if reduction.norm:
         if norm != 2 or not x.is_floating_point() or plan.taps > 24:
             return _norm(x, axes, plan, dtype, divisor, norm, channels_last)
@@ -57,8 +61,12 @@ def pool(
     shared = plan.axes[0].starts is None or plan.axes[0].starts.ndim == 1
     found = forward_of if shared else forward_of.__wrapped__
     outs, channels_last, run = found(plan, axes, *memory, reduction, kind, divisor, channels_last, aligned)
-    y = empty(x, outs, dtype, channels_last)
-    extra = y if kind == NO_EXTRA else empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
+    if not all(_laid_out(target, channels_last) for target in into):
+        into = ()
+    y = into[0] if into else empty(x, outs, dtype, channels_last)
+    extra = y
+    if kind != NO_EXTRA:
+        extra = into[1] if into else empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
     if run is not None:
         _run(run, *map(_plain, (real(x), y, extra)))
     elif y.numel():
@@ -69,6 +77,12 @@ def pool(
         for to, values in zip((y, extra), found if kind != NO_EXTRA else (found,), strict=False):
             to.permute(order).copy_(values)
     return y if kind == NO_EXTRA else (y, extra)
+
+
+def _laid_out(target: Tensor, channels_last: bool) -> bool:
+    """Whether the memory is as that of a new result."""
+    form = FORMATS.get(target.dim()) if channels_last else torch.contiguous_format
+    return form is not None and target.is_contiguous(memory_format=form) and target.data_ptr() % 16 == 0
 
 
 def _in_passes(

@@ -20,7 +20,7 @@ from ndpool._native import INDEX64, NO_EXTRA, OFFSET8
 from ndpool._triton.launch import Prepared, current_stream
 from ndpool.frameworks import _torch_autograd as autograd
 from ndpool.frameworks._torch_gpu import kernels_of
-from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, CODES, empty, is_channels_last
+from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, CODES, FORMATS, empty, is_channels_last
 from ndpool.reductions import Reduction
 
 # PyTorch's allocator: bytes and a stream -> an address. PyTorch without CUDA has none.
@@ -131,9 +131,8 @@ def _maker(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, last: bool) ->
     like = torch.empty(1, dtype=dtype, device=x.device).expand(shape)
     if not last:
         return partial(torch.empty_like, like)
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if len(shape) in formats:
-        return partial(torch.empty_like, like, memory_format=formats[len(shape)])
+    if len(shape) in FORMATS:
+        return partial(torch.empty_like, like, memory_format=FORMATS[len(shape)])
     return partial(empty, x, shape, dtype, last)
 
 

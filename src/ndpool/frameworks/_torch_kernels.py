@@ -31,7 +31,7 @@ CODES: dict[torch.dtype, int] = {
 }
 FIRST_FLOAT = CODES[torch.float16]
 _EXTRA_DTYPES = (torch.uint8, torch.uint8, torch.int32, torch.int64)
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _SPATIAL = {3: (2,), 4: (3, 2), 5: (4, 3, 2)}
 if BUILT:
     core.borrow_threads()  # PyTorch's own work and ours take turns on the same threads
@@ -103,7 +103,7 @@ def empty(like: Tensor, shape: Any, dtype: torch.dtype, channels_last: bool) -> 
     if len(shape) == 3:
         n, c, size = shape
         return torch.empty((n, size, c), dtype=dtype, device=like.device).transpose(1, 2)
-    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=_FORMATS[len(shape)])
+    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=FORMATS[len(shape)])
 
 
 def with_sizes(shape: Any, axes: Any, sizes: Any) -> Any:
@@ -141,10 +141,15 @@ def pool(
     norm: float = 0.0,
     kind: int = NO_EXTRA,
     channels_last: bool | None = None,
+    into: tuple[Tensor, ...] = (),
 ) -> Any:
-    """Values, and with a `kind` also where in its window or its plane each was found."""
+    """Values, and with a `kind` also where in its window or its plane each was found.
+
+    Memory to write `into` is taken where a kernel can do so; a tensor of its own may come back.
+    """
     if not x.is_cpu or triton_only:
-        return _elsewhere(pool, x, axes, plan, reduction, dtype, divisor, norm, kind, channels_last)
+        there = (into,) if into and (x.is_cuda or triton_only) and len(axes) <= 3 else ()
+        return _elsewhere(pool, x, axes, plan, reduction, dtype, divisor, norm, kind, channels_last, *there)
     if reduction.norm and not divisor:
         divisor = plan.norm_divisor
     # Every small call comes through here, so the common case is written out.
@@ -155,22 +160,22 @@ def pool(
     if channels_last is None:
         channels_last = ndim > 2 and stride[-1] >= stride[1] and is_channels_last(shape, stride)
     same = not channels_last and dtype is x.dtype
-    y = x.new_empty(outs) if same else empty(x, outs, dtype, channels_last)
+    y = into[0] if into else x.new_empty(outs) if same else empty(x, outs, dtype, channels_last)
     extra = to = None
     if kind != NO_EXTRA:
-        extra = empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
+        extra = into[1] if into else empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
         to = (extra.data_ptr(), outs, extra.stride())
     address = x.data_ptr()
     if address == 0 or x.is_neg():
         x = real(x)
         address, stride = x.data_ptr(), x.stride()
     native, op, code = plan.core or core_plan(plan), reduction.op, CODES[x.dtype]
-    into = (y.data_ptr(), outs, y.stride())
+    values = (y.data_ptr(), outs, y.stride())
     more = (CODES[dtype], to, kind, reduction.divides, divisor, norm)
-    if not core.forward(native, op, (address, shape, stride), code, axes, into, *more):
+    if not core.forward(native, op, (address, shape, stride), code, axes, values, *more):
         # Misaligned memory: the one layout that needs a copy.
         x = x.clone()
-        if not core.forward(native, op, memory(x), code, axes, into, *more):
+        if not core.forward(native, op, memory(x), code, axes, values, *more):
             raise RuntimeError("ndpool core: a packed copy was refused")
     return y if extra is None else (y, extra)
 

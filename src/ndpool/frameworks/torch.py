@@ -19,6 +19,7 @@ from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 
 from ndpool import geometry
@@ -44,8 +45,9 @@ from ndpool.reductions import REDUCTIONS, Reduction
 
 _PLAIN = {Tensor, torch.nn.Parameter}
 _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-# x, reduction, return_indices, dtype of the values, divisor, norm -> values, or values and indices
-Run = Callable[[Tensor, Reduction, bool, torch.dtype, int, float], Any]
+# x, reduction, return_indices, dtype of the values, divisor, norm -> values, or values and indices. Memory to
+# write them to may come last.
+Run = Callable[..., Any]
 
 
 def traced(x: Tensor) -> bool:
@@ -153,12 +155,18 @@ def pool(
         return kernels.pool(x, axes, plan, reduction, own, divisor, norm, kind)
 
     def run(
-        x: Tensor, reduction: Reduction, return_indices: bool, dtype: torch.dtype, divisor: int, norm: float
+        x: Tensor,
+        reduction: Reduction,
+        return_indices: bool,
+        dtype: torch.dtype,
+        divisor: int,
+        norm: float,
+        into: tuple[Tensor, ...] = (),
     ) -> Any:
         if differentiated(x):
             return _differentiable(x, axes, plan, reduction, return_indices, dtype, divisor, norm)
         kind = INDEX64 if return_indices else NO_EXTRA
-        return kernels.pool(x, axes, plan, reduction, dtype, divisor, norm, kind)
+        return kernels.pool(x, axes, plan, reduction, dtype, divisor, norm, kind, into=into)
 
     if out is not None and differentiated(x):
         raise ValueError(f"{fn}: out must not be given where a derivative or a transform is at work")
@@ -206,22 +214,32 @@ def _convert(
     check_sign(fn, divisor, result in _UNSIGNED)
     if out is not None:
         _check_out(fn, out, shape, result, x.device, return_indices)
-    if reduction.picks:
-        got = run(x, reduction, return_indices, x.dtype, 0, 0.0)
-    elif reduction.norm and isinstance(norm, int) and not x.dtype.is_floating_point:
+    targets = () if out is None else out if return_indices else (out,)
+    if reduction.norm and isinstance(norm, int) and not x.dtype.is_floating_point:
         got = _integer_norm(fn, run, x, taps, norm)
-    elif x.dtype.is_floating_point and result != x.dtype:
-        wide = torch.promote_types(x.dtype, result)
-        got = run(x.to(wide), reduction, False, wide, divisor, norm)
     else:
-        got = run(x, reduction, False, result, divisor, norm)
+        own = x.dtype if reduction.picks else result
+        if x.dtype.is_floating_point and own != x.dtype:
+            own = torch.promote_types(x.dtype, result)
+            x = x.to(own)
+        how = (reduction, return_indices, own, *((0, 0.0) if reduction.picks else (divisor, norm)))
+        straight = out is not None and own is result and all(_writable(target, x) for target in targets)
+        got = run(x, *how, targets) if straight else run(x, *how)
     values, *rest = got if return_indices else (got,)
     results = (values.to(result), *rest)
-    if out is not None:
-        for target, value in zip(out if return_indices else (out,), results, strict=True):
+    for target, value in zip(targets, results, strict=False):
+        if value is target:
+            increment_version(target)
+        else:
             target.copy_(value)
-        return out
-    return results if return_indices else results[0]
+    return out if out is not None else results if return_indices else results[0]
+
+
+def _writable(target: Tensor, x: Tensor) -> bool:
+    """Whether a kernel may write into memory that was given: it is as it seems, and not that of the input."""
+    at = target.data_ptr()
+    apart = target.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    return type(target) in _PLAIN and apart and at != 0 and at % target.itemsize == 0 and not target.is_neg()
 
 
 def _integer_norm(fn: str, run: Run, x: Tensor, taps: int, norm: int) -> Tensor:
