@@ -605,6 +605,17 @@ def test_out_and_dtype():
             ndpool.max_pool2d(x.float(), 2, out=target)
             assert torch.equal(target, F.max_pool2d(x.float(), 2))
     assert out._version > version
+    with torch.inference_mode():
+        target = torch.zeros(2, 2, 2)
+        for one in (target, torch.zeros_like(out), out.clone()):
+            assert torch.equal(ndpool.max_pool2d(x.float(), 2, out=one), out)
+        ndpool.max_pool2d(x.float(), 2, out=out)
+    with pytest.raises(RuntimeError, match="inference tensor"):
+        ndpool.max_pool2d(x.float(), 2, out=target)
+    memory = np.random.default_rng(0).random(40).astype(np.float32)
+    shared, target = torch.from_numpy(memory[:32]).view(2, 4, 4), torch.from_numpy(memory[4:12]).view(2, 2, 2)
+    want = F.max_pool2d(shared, 2)  # of memory that both have, as two tensors
+    assert torch.equal(ndpool.max_pool2d(shared, 2, out=target), want)
     inside = torch.rand(2, 4, 4)
     copy = inside.clone()
     ndpool.max_pool2d(inside, 2, 1, out=inside[:, :3, :3])

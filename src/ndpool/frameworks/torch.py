@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
@@ -228,18 +228,23 @@ def _convert(
     values, *rest = got if return_indices else (got,)
     results = (values.to(result), *rest)
     for target, value in zip(targets, results, strict=False):
-        if value is target:
-            increment_version(target)
-        else:
+        if value is not target:
             target.copy_(value)
+        elif not target.is_inference():
+            increment_version(target)
     return out if out is not None else results if return_indices else results[0]
 
 
 def _writable(target: Tensor, x: Tensor) -> bool:
     """Whether a kernel may write into memory that was given: it is as it seems, and not that of the input."""
-    at = target.data_ptr()
-    apart = target.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-    return type(target) in _PLAIN and apart and at != 0 and at % target.itemsize == 0 and not target.is_neg()
+    frozen = target.is_inference() and not is_inference_mode_enabled()
+    if type(target) not in _PLAIN or target.is_neg() or frozen or not target.data_ptr():
+        return False
+    (begin, end), (x_begin, x_end) = (
+        (memory.data_ptr(), memory.data_ptr() + memory.nbytes())
+        for memory in (target.untyped_storage(), x.untyped_storage())
+    )
+    return (end <= x_begin or x_end <= begin) and target.data_ptr() % target.itemsize == 0
 
 
 def _integer_norm(fn: str, run: Run, x: Tensor, taps: int, norm: int) -> Tensor:
