@@ -16,7 +16,6 @@ import torch
 from ndpool._native import INDEX64
 from ndpool._triton.kernels.any_forward import any_forward_kernel
 from ndpool._triton.kernels.spans import span_forward_kernel
-from ndpool._triton.kernels.strip_forward import strip_forward_kernel
 from ndpool._triton.kernels.whole import rows_whole_kernel
 from ndpool._triton.launch import (
     SQUARES,
@@ -24,7 +23,6 @@ from ndpool._triton.launch import (
     THREADS,
     Launch,
     axis_numbers,
-    calls_next,
     compute_type,
     divide_by,
     launcher,
@@ -38,17 +36,14 @@ from ndpool._triton.launch import (
     tables,
     walk_kind,
     walk_numbers,
-    walk_strides,
     whole_planes,
     windows_of,
     worst,
 )
 from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
+from ndpool._triton.strip import FILLED, strip
 from ndpool.geometry import AxisPlan, Plan
-
-FILLED = 2**20  # lanes that keep a large device busy
-UNROLLED = 160  # loads that a strip may be made of: more take too long to compile
 
 
 def forward(
@@ -83,7 +78,7 @@ def forward(
     divide, by = divide_by(three, divides, divisor)
     found = None
     if op == SQUARES:
-        found = _strip(three, w, size, by, common | {"DIVIDE": divide}) if strips(three) else None
+        found = strip(three, w, size, by, common | {"DIVIDE": divide}) if strips(three) else None
         return found or _any(three, w, size, by, common | {"DIVIDE": divide}, device)
     if whole_planes(three, w):
         return plane_forward(three, w, size, by, common | {"DIVIDE": divide})
@@ -98,7 +93,7 @@ def forward(
         # Places in a plane are told by rows; bytes are too little for a thread that has one row.
         apart = rows_apart(plan, axes, memory) if kind != INDEX64 and size > 1 else None
         rows_, rows_walk = apart or (three, w)
-        found = _strip(rows_, rows_walk, size, by, common | walk_kind(rows_walk) | {"DIVIDE": divide})
+        found = strip(rows_, rows_walk, size, by, common | walk_kind(rows_walk) | {"DIVIDE": divide})
         if found is not None:
             return found
     if unpadded(three):
@@ -171,152 +166,6 @@ def _spans(
     held = [t for a in axes for t in tables(a, device)]
     grid = -(-n_lanes // lanes) * d.out * h.out
     return launcher(span_forward_kernel, grid, numbers, constants, held, itemsize < 16)
-
-
-def _channels(w: Walk, itemsize: int, axes: tuple[AxisPlan, ...], coded: bool) -> int:
-    """Channels per lane: fewer than a load could take where there would be too few lanes for the device."""
-    vec, outs = channel_vector(w, itemsize), prod(a.out for a in axes)
-    small = prod(a.kernel for a in axes) <= 9
-    wide = coded and itemsize > 2 and rows_of_channels(axes, w)
-    least = FILLED if small else FILLED // 8 if wide else FILLED // 4
-    if small or (axes[2].stride == 1 and not coded):
-        vec = min(vec, max(1, 8 // itemsize))  # neighbours share columns: many threads find them in the cache
-    while vec > 2 and prod(w.sizes) * outs // vec < least:
-        vec //= 2
-    return vec
-
-
-def _side_by_side(
-    last: AxisPlan, h: AxisPlan, vec: int, coded: bool, limit: int
-) -> tuple[int, int, bool, bool]:
-    """Channels and neighbouring windows of a lane that share what they have; which taps are looped over."""
-    outs = 1
-    if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not coded:
-        # Windows along one axis alone: many of them cost little more than one.
-        return min(vec, 4), min(8, next_power(last.out)), last.kernel > 8, False
-    if last.stride == 1 and last.kernel > 1:
-        most = 16 if last.kernel < 4 else 8
-        outs = min(limit, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
-        outs = next_power(outs + 1) // 2
-    unrolled = 4 if coded else 8
-    return vec, outs, last.kernel > (unrolled if outs > 1 else 8), h.kernel > unrolled
-
-
-def _strip(
-    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]
-) -> Launch | None:
-    d, h, last = axes
-    coded, n_outs = common["KIND"] != 0, prod(w.sizes) * prod(a.out for a in axes)
-    vec = x_unit = y_unit = _channels(w, itemsize, axes, coded)
-    vector, columns, first, shift, vectors = 1, False, 0, 0, 1
-    loop_w = last.kernel > 8
-    if not w.channels and w.wide[5] == 1 and w.narrow[5] == 1:
-        vector = min(8, widest(itemsize, last.size, *w.wide[1:5]))
-        if last.stride == 1 and prod(a.kernel for a in axes) <= 9:
-            # Shorter vectors where there would be too few lanes.
-            while vector > 2 and n_outs < vector * FILLED // 2:
-                vector //= 2
-        outs = max(1, vector // last.stride)
-        while outs * last.stride % vector:
-            outs *= 2
-        if h.size == 1 and last.out > 64:
-            outs *= 2  # a single row gives a thread too little to do
-        if vector > 1 and (outs == 1 or last.stride <= 8):
-            columns, vec, x_unit = True, outs, vector
-            first, shift = divmod(last.origin, vector)
-            vectors = -(-(shift + (vec - 1) * last.stride + last.kernel) // vector)
-            whole = last.out % vec == 0 and all(s % vec == 0 for s in w.narrow[1:5])
-            y_unit = vec if whole else 1
-            many = (shift + last.kernel) // vector - (shift + vec - 1) // vector > 3
-            loop_w = many and (vec == 1 or (last.stride == 1 and last.kernel >= vec))
-    outs, loop_h = 1, h.kernel > 6
-    if not columns:
-        # Where lanes lie along rows, they find their neighbours' columns in the cache.
-        limit = 4 if w.channels else 1 if common["OP"] >= SUM or (last.kernel < 4 and itemsize > 2) else 2
-        vec, outs, loop_w, loop_h = _side_by_side(last, h, vec, coded, limit)
-        x_unit = y_unit = vec
-    elif h.kernel <= h.stride:
-        loop_h = h.kernel * vectors > 16
-    if h.kernel <= h.stride:
-        rows = 2 if itemsize == 1 and h.kernel < 4 else 1
-    elif loop_h:
-        rows = 1 if h.stride > 1 else min(8, h.kernel) if columns and vec <= 4 else 4
-    elif h.stride > 1 and d.kernel == 1 and n_outs < 2 * FILLED:
-        rows = 1  # there would be too few strips
-    elif h.stride == d.kernel == 1 and not columns and not w.channels and n_outs >= 8 * FILLED:
-        rows = 8  # of single elements
-    else:
-        rows = 2 if columns and h.stride > 1 and (itemsize > 2 or coded) else 4
-    while rows > 1 and (rows >= 2 * h.out or (coded and not columns and rows * outs * vec > 32)):
-        rows //= 2
-    n_w = -(-last.out // (vec if columns else outs))
-    n_c = w.sizes[0] if columns else w.sizes[0] // vec
-    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
-    bodies = 2 * rows if loop_h else (rows - 1) * h.stride + h.kernel
-    across = 2 * outs if loop_w else (outs - 1) * last.stride + last.kernel
-    if columns:
-        across = min(vectors, 5) if loop_w else vectors
-    if d.kernel * bodies * across > UNROLLED:
-        return None
-    apart = h.kernel <= min(3, h.stride) and last.kernel <= min(3, last.stride) and itemsize > 1
-    single = d.size == h.size == 1 and last.stride > 1
-    lanes = min(2 * THREADS if apart or single else THREADS, max(32, next_power(n_lanes)))
-    n_strips = -(-h.out // rows)
-    grid = -(-n_lanes // lanes) * d.out * n_strips
-    ends = [a.origin + (a.out - 1) * a.stride + a.kernel for a in axes]
-    each = (1 + prod(a.kernel for a in axes)) * (vec if columns else vec * outs) * min(itemsize, 8)
-    alone = h.kernel <= h.stride and last.kernel <= last.stride
-    ragged = outs > 1 or (columns and y_unit < vec)
-    edges = last.origin < 0 or ends[2] > last.size or ragged
-    wide = [s // x_unit for s in w.wide]
-    narrow = [s // y_unit for s in w.narrow]
-    if not columns and vec > 1:
-        wide[0] = narrow[0] = 1
-    parts = [*needed(n_strips * d.out > 1, n_strips), *needed(d.out > 1, d.out)]
-    numbers: list[Any] = walk_numbers(n_lanes, n_c, n_w, w, *parts, lanes=lanes)
-    numbers += walk_strides(wide, w) + walk_strides(narrow, w)
-    # Sizes that nothing exceeds are left out.
-    ends[1] += (n_strips * rows - h.out) * h.stride
-    beyond = [a.origin < 0 or end > a.size for a, end in zip(axes, ends, strict=True)]
-    beyond[2] |= ragged
-    for a, exceeded in zip(axes, beyond, strict=True):
-        numbers += needed(exceeded or common["KIND"] == INDEX64, a.size)
-    numbers += [parts[1], *needed(n_strips * rows > h.out, h.out), *needed(ragged, last.out)]
-    numbers += needed(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
-    numbers += [*needed(common["DIVIDE"] == 1, by, 1 / by), parts[0], *needed(loop_h, h.kernel)]
-    numbers += [*needed(loop_w, last.kernel), *needed(common["OP"] == SQUARES, prod(a.kernel for a in axes))]
-    constants = common | {
-        "KD": d.kernel,
-        "KH": h.kernel,
-        "KW": last.kernel,
-        "SD": d.stride,
-        "SH": h.stride,
-        "SW": last.stride,
-        "ORIGIN_D": d.origin,
-        "ORIGIN_H": h.origin,
-        "ORIGIN_W": last.origin,
-        "COLUMNS": columns,
-        "FIRST_VECTOR": first,
-        "SHIFT": shift,
-        "VECTORS": vectors,
-        "VECTOR": vector,
-        "X_UNIT": x_unit,
-        "Y_UNIT": y_unit,
-        "VEC": vec,
-        "OUTS": outs,
-        "ROWS": rows,
-        "LANES": lanes,
-        "EDGES": edges,
-        "LOOP_H": loop_h,
-        "LOOP_W": loop_w,
-        # What a wide window reads in the order of memory nobody reads again.
-        "EVICT": "evict_first" if parts[0] is None and 8 <= last.kernel <= last.stride else "",
-        "NEXT": alone and calls_next(grid, lanes * each),
-        "PADDED": any(a.origin < 0 for a in axes),
-        "num_warps": lanes // 32,
-    }
-
-    return launcher(strip_forward_kernel, grid, numbers, constants, [], itemsize < 16)
 
 
 def unpadded(axes: tuple[AxisPlan, ...]) -> bool:

@@ -1,0 +1,208 @@
+"""Strips: what a lane of the kernel for windows without holes has, and how often it does what.
+
+The shape of a lane's block follows from plan, walk and dtype. Called by `forward`, which says what strips are
+for.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+from ndpool._native import INDEX64
+from ndpool._triton.kernels.strip_forward import strip_forward_kernel
+from ndpool._triton.launch import (
+    SQUARES,
+    SUM,
+    THREADS,
+    Launch,
+    calls_next,
+    launcher,
+    needed,
+    walk_numbers,
+    walk_strides,
+)
+from ndpool._triton.memory import Walk, channel_vector, next_power, widest
+from ndpool._triton.planes import rows_of_channels
+from ndpool.geometry import AxisPlan
+
+FILLED = 2**20  # lanes that keep a large device busy
+UNROLLED = 160  # loads that a strip may be made of: more take too long to compile
+
+
+class _Block(NamedTuple):
+    """Along the last axis: VEC outputs from vectors of columns, or OUTS outputs for each of VEC channels."""
+
+    columns: bool
+    vec: int
+    outs: int
+    x_unit: int
+    y_unit: int
+    loop_h: bool  # whether taps are looped over
+    loop_w: bool
+    vector: int = 1  # columns that are read at once
+    first: int = 0  # the first vector, and where in it the first window begins
+    shift: int = 0
+    vectors: int = 1
+
+    @property
+    def width(self) -> int:
+        """Outputs along the last axis."""
+        return self.vec if self.columns else self.outs
+
+    def across(self, last: AxisPlan) -> int:
+        """Loads of a row."""
+        if self.columns:
+            return min(self.vectors, 5) if self.loop_w else self.vectors
+        return 2 * self.outs if self.loop_w else (self.outs - 1) * last.stride + last.kernel
+
+    def constants(self) -> dict[str, Any]:
+        """As the kernel takes it."""
+        return {
+            "COLUMNS": self.columns,
+            "FIRST_VECTOR": self.first,
+            "SHIFT": self.shift,
+            "VECTORS": self.vectors,
+            "VECTOR": self.vector,
+            "X_UNIT": self.x_unit,
+            "Y_UNIT": self.y_unit,
+            "VEC": self.vec,
+            "OUTS": self.outs,
+            "LOOP_H": self.loop_h,
+            "LOOP_W": self.loop_w,
+        }
+
+
+def _along_rows(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, n_outs: int) -> _Block | None:
+    """Vectors of neighbouring columns, where rows are contiguous in both arrays and long enough."""
+    _, h, last = axes
+    if w.channels or w.wide[5] != 1 or w.narrow[5] != 1:
+        return None
+    vector = min(8, widest(itemsize, last.size, *w.wide[1:5]))
+    if last.stride == 1 and prod(a.kernel for a in axes) <= 9:
+        # Shorter vectors where there would be too few lanes.
+        while vector > 2 and n_outs < vector * FILLED // 2:
+            vector //= 2
+    vec = max(1, vector // last.stride)
+    while vec * last.stride % vector:
+        vec *= 2
+    if h.size == 1 and last.out > 64:
+        vec *= 2  # a single row gives a thread too little to do
+    if vector == 1 or (vec > 1 and last.stride > 8):
+        return None
+    first, shift = divmod(last.origin, vector)
+    vectors = -(-(shift + (vec - 1) * last.stride + last.kernel) // vector)
+    whole = last.out % vec == 0 and all(s % vec == 0 for s in w.narrow[1:5])
+    many = (shift + last.kernel) // vector - (shift + vec - 1) // vector > 3
+    loop_w = many and (vec == 1 or (last.stride == 1 and last.kernel >= vec))
+    loop_h = h.kernel * vectors > 16 if h.kernel <= h.stride else h.kernel > 6
+    return _Block(True, vec, 1, vector, vec if whole else 1, loop_h, loop_w, vector, first, shift, vectors)
+
+
+def _channels(w: Walk, itemsize: int, axes: tuple[AxisPlan, ...], coded: bool) -> int:
+    """Channels per lane: fewer than a load could take where there would be too few lanes for the device."""
+    vec, outs = channel_vector(w, itemsize), prod(a.out for a in axes)
+    small = prod(a.kernel for a in axes) <= 9
+    wide = coded and itemsize > 2 and rows_of_channels(axes, w)
+    least = FILLED if small else FILLED // 8 if wide else FILLED // 4
+    if small or (axes[2].stride == 1 and not coded):
+        vec = min(vec, max(1, 8 // itemsize))  # neighbours share columns: many threads find them in the cache
+    while vec > 2 and prod(w.sizes) * outs // vec < least:
+        vec //= 2
+    return vec
+
+
+def _side_by_side(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, common: dict[str, Any]) -> _Block:
+    """Channels, and neighbouring windows that share what they have; elements where rows begin anywhere."""
+    (_, h, last), coded = axes, common["KIND"] != 0
+    vec, outs = _channels(w, itemsize, axes, coded), 1
+    if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not coded:
+        # Windows along one axis alone: many of them cost little more than one.
+        vec, outs = min(vec, 4), min(8, next_power(last.out))
+        return _Block(False, vec, outs, vec, vec, False, last.kernel > 8)
+    if last.stride == 1 and last.kernel > 1:
+        # Where lanes lie along rows, they find their neighbours' columns in the cache.
+        limit = 4 if w.channels else 1 if common["OP"] >= SUM or (last.kernel < 4 and itemsize > 2) else 2
+        most = 16 if last.kernel < 4 else 8
+        outs = min(limit, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
+        outs = next_power(outs + 1) // 2
+    unrolled = 4 if coded else 8
+    return _Block(
+        False, vec, outs, vec, vec, h.kernel > unrolled, last.kernel > (unrolled if outs > 1 else 8)
+    )
+
+
+def _rows(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, block: _Block, n_outs: int, coded: bool) -> int:
+    """Rows of outputs that a lane has, one below the other."""
+    d, h, _ = axes
+    if h.kernel <= h.stride:
+        rows = 2 if itemsize == 1 and h.kernel < 4 else 1
+    elif block.loop_h:
+        rows = 1 if h.stride > 1 else min(8, h.kernel) if block.columns and block.vec <= 4 else 4
+    elif h.stride > 1 and d.kernel == 1 and n_outs < 2 * FILLED:
+        rows = 1  # there would be too few strips
+    elif h.stride == d.kernel == 1 and not block.columns and not w.channels and n_outs >= 8 * FILLED:
+        rows = 8  # of single elements
+    else:
+        rows = 2 if block.columns and h.stride > 1 and (itemsize > 2 or coded) else 4
+    held = 0 if block.columns or not coded else block.outs * block.vec
+    while rows > 1 and (rows >= 2 * h.out or rows * held > 32):
+        rows //= 2
+    return rows
+
+
+def strip(
+    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]
+) -> Launch | None:
+    """What pools by strips, or None where one would be made of too many loads."""
+    (d, h, last), coded = axes, common["KIND"] != 0
+    n_outs, taps = prod(w.sizes) * prod(a.out for a in axes), prod(a.kernel for a in axes)
+    block = _along_rows(axes, w, itemsize, n_outs) or _side_by_side(axes, w, itemsize, common)
+    rows = _rows(axes, w, itemsize, block, n_outs, coded)
+    down = 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
+    if d.kernel * down * block.across(last) > UNROLLED:
+        return None
+    n_w = -(-last.out // block.width)
+    n_c = w.sizes[0] if block.columns else w.sizes[0] // block.vec
+    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
+    apart = h.kernel <= min(3, h.stride) and last.kernel <= min(3, last.stride) and itemsize > 1
+    single = d.size == h.size == 1 and last.stride > 1
+    lanes = min(2 * THREADS if apart or single else THREADS, max(32, next_power(n_lanes)))
+    n_strips = -(-h.out // rows)
+    grid = -(-n_lanes // lanes) * d.out * n_strips
+    parts = [*needed(n_strips * d.out > 1, n_strips), *needed(d.out > 1, d.out)]
+    wide = [s // block.x_unit for s in w.wide]
+    narrow = [s // block.y_unit for s in w.narrow]
+    if not block.columns and block.vec > 1:
+        wide[0] = narrow[0] = 1
+    # Sizes that nothing exceeds are left out.
+    ragged = block.outs > 1 or (block.columns and block.y_unit < block.vec)
+    ends = [a.origin + (a.out - 1) * a.stride + a.kernel for a in axes]
+    edges = last.origin < 0 or ends[2] > last.size or ragged
+    ends[1] += (n_strips * rows - h.out) * h.stride
+    beyond = [a.origin < 0 or end > a.size for a, end in zip(axes, ends, strict=True)]
+    beyond[2] |= ragged
+    numbers: list[Any] = walk_numbers(n_lanes, n_c, n_w, w, *parts, lanes=lanes)
+    numbers += walk_strides(wide, w) + walk_strides(narrow, w)
+    for a, exceeded in zip(axes, beyond, strict=True):
+        numbers += needed(exceeded or common["KIND"] == INDEX64, a.size)
+    numbers += [parts[1], *needed(n_strips * rows > h.out, h.out), *needed(ragged, last.out)]
+    numbers += needed(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
+    numbers += [*needed(common["DIVIDE"] == 1, by, 1 / by), parts[0], *needed(block.loop_h, h.kernel)]
+    numbers += [*needed(block.loop_w, last.kernel), *needed(common["OP"] == SQUARES, taps)]
+    constants = common | block.constants()
+    for name, a in zip("DHW", axes, strict=True):
+        constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"ORIGIN_{name}": a.origin}
+    each = (1 + taps) * block.vec * block.outs * min(itemsize, 8)
+    alone = h.kernel <= h.stride and last.kernel <= last.stride
+    constants |= {
+        "ROWS": rows,
+        "LANES": lanes,
+        "EDGES": edges,
+        # What a wide window reads in the order of memory nobody reads again.
+        "EVICT": "evict_first" if parts[0] is None and 8 <= last.kernel <= last.stride else "",
+        "NEXT": alone and calls_next(grid, lanes * each),
+        "PADDED": any(a.origin < 0 for a in axes),
+        "num_warps": lanes // 32,
+    }
+    return launcher(strip_forward_kernel, grid, numbers, constants, [], itemsize < 16)
