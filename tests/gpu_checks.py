@@ -63,7 +63,10 @@ def real(a):
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_equal_to_the_oracle(name):
-    """Values and indices of drawn calls, every dtype and layout; gradients in float64."""
+    """Values and indices of drawn calls, every dtype and layout; gradients in float64.
+
+    pytorch#107412, pytorch#139115: integers in one, two and three dimensions. pytorch#62250, pytorch#38986.
+    """
     rng = np.random.default_rng(7000 + cases.NAMES.index(name))
     for _ in range(DRAWS):
         case = cases.draw(rng, name, beyond=True)
@@ -110,6 +113,8 @@ WAYS = [
     ("max_pool1d", (2, 3, 140), (3, 2, 1)),
     ("max_pool3d", (1, 4, 4, 4, 8), (2,)),
     ("avg_pool3d", (1, 4, 4, 4, 8), (2,)),
+    ("max_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
+    ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     ("adaptive_avg_pool2d", (2, 4, 7, 7), (1,)),
     ("adaptive_max_pool2d", (2, 4, 7, 7), (1,)),
     ("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)),
@@ -143,6 +148,7 @@ WAYS = [
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "sliced"])
 @pytest.mark.parametrize(("name", "shape", "args"), WAYS, ids=str)
 def test_every_way(name, shape, args, layout):
+    """pytorch#67239, pytorch#80748: every layout has the same answer, and channels-last stays as it is."""
     if layout in ("transposed", "sliced") and not GPU and WAYS.index((name, shape, args)) % 3:
         pytest.skip("some will do in the interpreter, which is slow")
     draw = torch.Generator().manual_seed(0)
@@ -178,6 +184,9 @@ def test_every_way(name, shape, args, layout):
     grad = torch.randint(-9, 9, want.shape, generator=torch.Generator().manual_seed(1)).float()
     (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
     torch.testing.assert_close(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+    if layout == "channels_last":
+        assert got.is_contiguous(memory_format=last)
+        assert g.is_contiguous(memory_format=last)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
@@ -286,7 +295,7 @@ def test_gradients_that_meet():
 
 
 def test_unpooling():
-    """Of repeated indices the last stays; an index outside the plane raises."""
+    """pytorch#78249, pytorch#132041: of repeated indices the last stays, one outside the plane raises."""
     values = torch.arange(24.0).reshape(1, 2, 3, 4).to(DEVICE)
     indices = torch.randint(0, 9, (1, 2, 3, 4), generator=torch.Generator().manual_seed(0))
     want = oracle.max_unpool(values.cpu().numpy(), indices.numpy(), (6, 8))
@@ -402,22 +411,26 @@ def _fractional(function, samples, x):
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize(("function", "shape", "args"), list(repeated()))
 def test_same_bits_on_every_run(function, shape, args, asked):
-    x = torch.randn(4, 32, *(4 * n for n in shape[2:]), device="cuda", requires_grad=True)
+    """pytorch#50198, pytorch#110698, pytorch#85425: gradients too, in both layouts."""
+    x = torch.randn(4, 32, *(4 * n for n in shape[2:]), device=DEVICE)
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     torch.use_deterministic_algorithms(asked)
     try:
-        first = None
-        for _ in range(100 if asked else 50):
-            y = function(x, *args)
-            (g,) = torch.autograd.grad(y, x, y.detach().cos())
-            first = first or (y, g)
-            assert torch.equal(first[0], y)
-            assert torch.equal(first[1], g)
+        for form in {torch.contiguous_format, formats.get(x.dim(), torch.contiguous_format)}:
+            leaf, first = x.contiguous(memory_format=form).requires_grad_(), None
+            for _ in range(100 if asked else 50):
+                y = function(leaf, *args)
+                (g,) = torch.autograd.grad(y, leaf, y.detach().cos())
+                first = first or (y, g)
+                assert torch.equal(first[0], y)
+                assert torch.equal(first[1], g)
     finally:
         torch.use_deterministic_algorithms(False)
 
 
 @gpu_only
 def test_more_pairs_of_input_and_output_than_32_bits():
+    """pytorch#176784: sizes whose product overflows."""
     x = torch.randint(-99, 99, (2, 2, 60000, 1), device="cuda").float().requires_grad_()
     for name in ("adaptive_max_pool2d", "adaptive_avg_pool2d"):
         ours = getattr(ndpool, name)(x, (50000, 1))
@@ -453,7 +466,7 @@ def test_training_with_mixed_precision():
 
 @gpu_only
 def test_beyond_32_bits():
-    """More than 2**31 elements, contiguous and channels-last, forward and backward."""
+    """pytorch#68418: more than 2**31 elements, contiguous and channels-last, forward and backward."""
     for last in (False, True):
         x = torch.empty((2, 3, 20000, 20000), dtype=torch.uint8, device="cuda").random_(0, 200)
         x = x.contiguous(memory_format=torch.channels_last) if last else x

@@ -70,6 +70,11 @@ class AxisPlan:
         """Whether the compressed form tells everything."""
         return self.starts is None
 
+    @property
+    def end(self) -> int:
+        """Where the last tap of the last window stands, and one more; for a regular axis."""
+        return self.origin + (self.out - 1) * self.stride + (self.kernel - 1) * self.step + 1
+
     def window(self, o: int) -> Window:
         """The window of output `o`."""
         if self.starts is not None and self.counts is not None:

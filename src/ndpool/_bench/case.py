@@ -79,7 +79,7 @@ class Case:
         axes = self.plan.axes
         if not all(a.regular for a in axes):
             return None
-        after = tuple(max(0, (a.out - 1) * a.stride + a.origin + a.kernel - a.size) for a in axes)
+        after = tuple(max(0, a.end - a.size) for a in axes)
         before = tuple(-a.origin for a in axes)
         return Window(tuple(a.kernel for a in axes), tuple(a.stride for a in axes), before, after)
 

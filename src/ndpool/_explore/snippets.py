@@ -249,8 +249,7 @@ def _numpy_sliding(state: State, plan: geometry.Plan) -> str:
     pads, over, spans = [], [], []
     for axis in plan.axes:
         after = axis.bounds[1] - axis.size
-        reach = axis.origin + (axis.out - 1) * axis.stride + (axis.kernel - 1) * axis.step + 1
-        behind = max(0, reach - axis.size)
+        behind = max(0, axis.end - axis.size)
         pads.append((-axis.bounds[0], min(after, behind)))
         over.append((0, max(0, behind - after)))
         spans.append((axis.kernel - 1) * axis.step + 1)

@@ -1,7 +1,7 @@
 """Forward: which kernel serves a plan on given memory, with which block shapes.
 
-The choice follows from shapes, strides and the plan alone, nothing is measured. Called by
-`frameworks/_torch_gpu.py`, which remembers it.
+The choice follows from shapes, strides and the plan alone, nothing is measured. Windows without holes go to
+`strip`, whole planes to `planes`. Called by `frameworks/_torch_gpu.py`, which remembers it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ from ndpool._triton.planes import channels_forward, plane_forward, rows_of_chann
 from ndpool._triton.strip import FILLED, strip
 from ndpool.geometry import AxisPlan, Plan
 
+# Elements of a window from which rows are read whole where vectors make up for it, and in any case.
+SOME, MANY = 65, 256
+
 
 def forward(
     plan: Plan,
@@ -85,7 +88,7 @@ def forward(
     rows = rows_of_channels(three, w)
     if rows and prod(w.sizes) // widest(size) < 2**16:
         return channels_forward(w, rows, size, by, common | {"DIVIDE": divide}, dtype)
-    if taken_whole(three, 65):
+    if taken_whole(three, SOME):
         found = _whole(three, w, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
@@ -115,7 +118,7 @@ def rows_apart(
     *outer, last = zip(plan.axes, axes, strict=True)
     few = len(outer) == 1 and prod(out_shape) < 2 * FILLED and not written
     for p, _ in outer:
-        used = (p.out - 1) * p.stride + (p.stride if written else p.kernel)
+        used = p.end + (p.stride - p.kernel if written else 0)
         shared = p.kernel > p.stride and not (few and p.stride > 1)
         if shared or p.origin or used > p.size or (written and used < p.size):
             return None
@@ -171,14 +174,12 @@ def _spans(
 def unpadded(axes: tuple[AxisPlan, ...]) -> bool:
     """Whether all planes have the same windows, without holes, and no tap of them is padding."""
     return all(
-        a.starts.ndim == 1
-        if a.starts is not None
-        else a.step == 1 and a.origin >= 0 and a.origin + (a.out - 1) * a.stride + a.kernel <= a.size
+        a.starts.ndim == 1 if a.starts is not None else a.step == 1 and a.origin >= 0 and a.end <= a.size
         for a in axes
     )
 
 
-def taken_whole(axes: tuple[AxisPlan, ...], least: int = 256) -> bool:
+def taken_whole(axes: tuple[AxisPlan, ...], least: int = MANY) -> bool:
     """Whether windows have very many elements, share few with each other, and none of them is padding."""
     shared = prod(max(1, a.kernel * a.out // a.size) for a in axes)
     return shared == 1 and prod(a.kernel for a in axes) >= least and unpadded(axes)
@@ -198,7 +199,7 @@ def _whole(
         return None
     n_planes = w.sizes[1] * w.sizes[2]
     unit, width = widest(itemsize, last.size, *w.wide[1:5]), max(32, next_power(last.size))
-    few = prod(a.kernel for a in axes) < 256
+    few = prod(a.kernel for a in axes) < MANY
     if few and (not short or unit * itemsize < (4 if common["OP"] == SUM else 16 if common["KIND"] else 8)):
         return None
     outs, taps = next_power(last.out), next_power(last.kernel)

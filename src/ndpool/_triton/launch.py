@@ -160,8 +160,7 @@ def even_share(axes: tuple[AxisPlan, ...]) -> int:
     """The divisor that all windows share, or 0."""
     share = 1
     for a in axes:
-        end = a.origin + (a.out - 1) * a.stride + (a.kernel - 1) * a.step
-        if not a.regular or a.origin < a.bounds[0] or end >= a.bounds[1]:
+        if not a.regular or a.origin < a.bounds[0] or a.end > a.bounds[1]:
             return 0
         share *= a.kernel
     return share

@@ -177,7 +177,7 @@ def strip(
         wide[0] = narrow[0] = 1
     # Sizes that nothing exceeds are left out.
     ragged = block.outs > 1 or (block.columns and block.y_unit < block.vec)
-    ends = [a.origin + (a.out - 1) * a.stride + a.kernel for a in axes]
+    ends = [a.end for a in axes]
     edges = last.origin < 0 or ends[2] > last.size or ragged
     ends[1] += (n_strips * rows - h.out) * h.stride
     beyond = [a.origin < 0 or end > a.size for a, end in zip(axes, ends, strict=True)]

@@ -1,7 +1,7 @@
-"""Windows of very many elements that overlap little, where the last axis is contiguous.
+"""Windows of many elements that overlap little, where the last axis is contiguous.
 
-Rows are read from end to end, put together down the window, and cut into windows at last. Every axis has
-tables; no tap is padding.
+Rows are read from end to end, put together down the window, and cut into windows at last. An axis has tables,
+or windows that follow each other; no tap is padding.
 """
 
 import triton
