@@ -292,6 +292,10 @@ void execute(Problem& p, const Kernel& kernel, int64_t cost) {
 void expect(const Array& array, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   if (bytes < huge_bytes) return;
+  for (const int64_t step : array.lead)
+    if (step < 0) return;  // then it does not lie behind its address
+  for (const int64_t step : array.pooled)
+    if (step < 0) return;
   static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(array.data),
                        from = (at + page - 1) / page * page;
