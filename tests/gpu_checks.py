@@ -19,7 +19,7 @@ import cases
 import ndpool
 import ndpool.torch
 import oracle
-from ndpool._triton import backward, parts
+from ndpool._triton import backward, parts, strip
 from ndpool.frameworks import _torch_gpu, _torch_gpu_quick
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks import torch as room
@@ -242,6 +242,33 @@ def test_hard_values(dtype, args):
         values = values.cpu()
         same = (values == want[0]) & (values.signbit() == want[0].signbit())
         assert (same | (values.isnan() & want[0].isnan())).all()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "odd"])
+@pytest.mark.parametrize("args", [(3, 1, 1), (3, 2, 1), (5, 1, 2), (7, 1, 3), (7, 2, 3)], ids=str)
+@pytest.mark.parametrize("large", [False, True])
+def test_zeros_of_both_signs(monkeypatch, args, layout, large):
+    """Maxima by single instructions take either: the first one's sign is looked up, in large arrays too."""
+    forget = (_torch_gpu.forward_of.cache_clear, _torch_gpu_quick._recipes.clear)
+    if large:
+        monkeypatch.setattr(strip, "FILLED", 1)
+        [clear() for clear in forget]
+    draw = torch.Generator().manual_seed(0)
+    shape = (1, 2, 8, 7 if layout == "odd" else 8)
+    drawn = ([-2.0, -1.0, -1.0, 0.0, -0.0], [-1.0, -0.0], [nan, -0.0, 0.0, *[-1.0] * 60], [-1.0, -2.0, 0.0])
+    whole = torch.cat([torch.tensor(v)[torch.randint(0, len(v), shape, generator=draw)] for v in drawn])
+    dtypes = [torch.float32, torch.bfloat16, torch.float16]
+    for dtype in dtypes if GPU else dtypes[args[0] // 2 % 2 :][:1]:
+        x = whole.to(dtype)
+        index = F.max_pool2d(x.float(), *args, return_indices=True)[1]
+        want = x.flatten(2).gather(2, index.flatten(2)).view(index.shape)
+        if layout == "channels_last":
+            x = x.contiguous(memory_format=torch.channels_last)
+        got = ndpool.max_pool2d(x.to(DEVICE), *args).cpu()
+        same = (got == want) & (got.signbit() == want.signbit())
+        assert (same | (got.isnan() & want.isnan())).all()
+    if large:
+        [clear() for clear in forget]
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -24,7 +24,8 @@ from ndpool.geometry import AxisPlan, Plan
 Launch = Callable[..., None]
 current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch without CUDA has none
 THREADS = 128
-SUM, SQUARES = 2, 3  # as `reductions` numbers them: a norm is the root of a sum of squares
+MAX, SUM, SQUARES = 0, 2, 3  # as `reductions` numbers them: a norm is the root of a sum of squares
+LARGEST = 4  # as the kernels' `reducers` do: a maximum, by other means
 _TRIVIAL = AxisPlan(1, 1, 1, 1, 1, 0, (0, 1))
 _WHOLE = {
     torch.uint8: tl.uint8,

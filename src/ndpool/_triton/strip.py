@@ -9,9 +9,13 @@ from __future__ import annotations
 from math import prod
 from typing import Any, NamedTuple
 
+import triton.language as tl
+
 from ndpool._native import INDEX64
 from ndpool._triton.kernels.strip_forward import strip_forward_kernel
 from ndpool._triton.launch import (
+    LARGEST,
+    MAX,
     SQUARES,
     SUM,
     THREADS,
@@ -99,30 +103,68 @@ def _along_rows(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, n_outs: int)
     return _Block(True, vec, 1, vector, vec if whole else 1, loop_h, loop_w, vector, first, shift, vectors)
 
 
-def _channels(w: Walk, itemsize: int, axes: tuple[AxisPlan, ...], coded: bool) -> int:
+def _largest(
+    axes: tuple[AxisPlan, ...], itemsize: int, common: dict[str, Any], n_outs: int, columns: bool
+) -> bool:
+    """Whether maxima of float vectors are made by one instruction: where windows overlap it mostly pays."""
+    _, h, last = axes
+    taps, alone = prod(a.kernel for a in axes), h.kernel <= h.stride and last.kernel <= last.stride
+    if common["OP"] != MAX or common["KIND"] or common["COMPUTE"] is not tl.float32 or alone:
+        return False
+    if taps < (9 if columns and h.kernel == 1 else 5):
+        return False
+    return itemsize < 4 or taps > 9 or last.stride == 1 or n_outs >= 2 * FILLED
+
+
+def _tall(
+    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, common: dict[str, Any], n_outs: int, columns: bool
+) -> bool:
+    """Whether lanes have eight rows of outputs by LARGEST: where there are enough lanes and few rows more."""
+    d, h, last = axes
+    if common["OP"] != LARGEST or d.kernel > 1 or h.stride > 1 or h.kernel == 1:
+        return False
+    if not columns and channel_vector(w, itemsize) == 1:
+        return False
+    if columns or h.kernel * last.kernel <= 9:
+        return n_outs >= 8 * FILLED
+    unused = -h.out % 8
+    return n_outs >= FILLED and (8 * unused <= h.out or (itemsize > 2 and h.kernel < 6))
+
+
+def _channels(w: Walk, itemsize: int, axes: tuple[AxisPlan, ...], common: dict[str, Any], tall: bool) -> int:
     """Channels per lane: fewer than a load could take where there would be too few lanes for the device."""
-    vec, outs = channel_vector(w, itemsize), prod(a.out for a in axes)
-    small = prod(a.kernel for a in axes) <= 9
+    vec, outs, coded = channel_vector(w, itemsize), prod(a.out for a in axes), common["KIND"] != 0
+    taps, shared = prod(a.kernel for a in axes), axes[2].stride == 1
+    small, fast = taps <= 9, common["OP"] == LARGEST
     wide = coded and itemsize > 2 and rows_of_channels(axes, w)
     least = FILLED if small else FILLED // 8 if wide else FILLED // 4
-    if small or (axes[2].stride == 1 and not coded):
+    if small or (shared and not coded):
         vec = min(vec, max(1, 8 // itemsize))  # neighbours share columns: many threads find them in the cache
+    if fast and not small and axes[1].kernel > axes[0].kernel == 1:
+        # All loads go on at once, into registers.
+        if itemsize < 4:
+            vec = min(vec, 2 if shared or taps > 36 else 4)
+        elif tall and taps > 36:
+            vec = 1
     while vec > 2 and prod(w.sizes) * outs // vec < least:
         vec //= 2
     return vec
 
 
-def _side_by_side(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, common: dict[str, Any]) -> _Block:
+def _side_by_side(
+    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, common: dict[str, Any], tall: bool
+) -> _Block:
     """Channels, and neighbouring windows that share what they have; elements where rows begin anywhere."""
     (_, h, last), coded = axes, common["KIND"] != 0
-    vec, outs = _channels(w, itemsize, axes, coded), 1
+    vec, outs = _channels(w, itemsize, axes, common, tall), 1
     if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not coded:
         # Windows along one axis alone: many of them cost little more than one.
         vec, outs = min(vec, 4), min(8, next_power(last.out))
         return _Block(False, vec, outs, vec, vec, False, last.kernel > 8)
     if last.stride == 1 and last.kernel > 1:
         # Where lanes lie along rows, they find their neighbours' columns in the cache.
-        limit = 4 if w.channels else 1 if common["OP"] >= SUM or (last.kernel < 4 and itemsize > 2) else 2
+        one = common["OP"] in (SUM, SQUARES) or (last.kernel < 4 and itemsize > 2)
+        limit = 4 if w.channels else 1 if one else 2
         most = 16 if last.kernel < 4 else 8
         outs = min(limit, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
         outs = next_power(outs + 1) // 2
@@ -132,13 +174,24 @@ def _side_by_side(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, common: di
     )
 
 
-def _rows(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, block: _Block, n_outs: int, coded: bool) -> int:
+def _rows(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    block: _Block,
+    n_outs: int,
+    common: dict[str, Any],
+    tall: bool,
+) -> int:
     """Rows of outputs that a lane has, one below the other."""
-    d, h, _ = axes
+    (d, h, last), coded, fast = axes, common["KIND"] != 0, common["OP"] == LARGEST
     if h.kernel <= h.stride:
         rows = 2 if itemsize == 1 and h.kernel < 4 else 1
     elif block.loop_h:
-        rows = 1 if h.stride > 1 else min(8, h.kernel) if block.columns and block.vec <= 4 else 4
+        many = block.columns and (block.vec > 4 if fast and n_outs < FILLED else block.vec <= 4 or fast)
+        rows = 1 if h.stride > 1 else min(8, h.kernel) if many else 4
+    elif tall and (7 + h.kernel) * block.across(last) <= UNROLLED:
+        rows = 8
     elif h.stride > 1 and d.kernel == 1 and n_outs < 2 * FILLED:
         rows = 1  # there would be too few strips
     elif h.stride == d.kernel == 1 and not block.columns and not w.channels and n_outs >= 8 * FILLED:
@@ -155,10 +208,14 @@ def strip(
     axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch | None:
     """What pools by strips, or None where one would be made of too many loads."""
-    (d, h, last), coded = axes, common["KIND"] != 0
+    d, h, last = axes
     n_outs, taps = prod(w.sizes) * prod(a.out for a in axes), prod(a.kernel for a in axes)
-    block = _along_rows(axes, w, itemsize, n_outs) or _side_by_side(axes, w, itemsize, common)
-    rows = _rows(axes, w, itemsize, block, n_outs, coded)
+    along = _along_rows(axes, w, itemsize, n_outs)
+    if (along or w.channels) and _largest(axes, itemsize, common, n_outs, along is not None):
+        common = common | {"OP": LARGEST}
+    tall = _tall(axes, w, itemsize, common, n_outs, along is not None)
+    block = along or _side_by_side(axes, w, itemsize, common, tall)
+    rows = _rows(axes, w, itemsize, block, n_outs, common, tall)
     down = 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
     if d.kernel * down * block.across(last) > UNROLLED:
         return None
@@ -189,7 +246,7 @@ def strip(
     numbers += [parts[1], *needed(n_strips * rows > h.out, h.out), *needed(ragged, last.out)]
     numbers += needed(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
     numbers += [*needed(common["DIVIDE"] == 1, by, 1 / by), parts[0], *needed(block.loop_h, h.kernel)]
-    numbers += [*needed(block.loop_w, last.kernel), *needed(common["OP"] == SQUARES, taps)]
+    numbers += [*needed(block.loop_w, last.kernel), *needed(common["OP"] in (SQUARES, LARGEST), taps)]
     constants = common | block.constants()
     for name, a in zip("DHW", axes, strict=True):
         constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"ORIGIN_{name}": a.origin}

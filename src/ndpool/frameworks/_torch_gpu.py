@@ -19,7 +19,7 @@ from ndpool._native import INDEX64, NO_EXTRA, OFFSET32
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
 from ndpool._triton.forward import forward
-from ndpool._triton.launch import all_of, tables
+from ndpool._triton.launch import MAX, all_of, tables
 from ndpool._triton.parts import passes, pieces, steps
 from ndpool._triton.planes import by_channels
 from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, FORMATS, empty, is_channels_last, real, with_sizes
@@ -130,12 +130,23 @@ def _passes(
 
 def _parts(x: Tensor, plan: Plan, reduction: Reduction, channels_last: bool) -> tuple[Plan, Plan] | None:
     """Two passes that replace one, if any."""
-    # Where rows are contiguous, a thread has many neighbours at once and two passes pay later.
-    narrow = x.itemsize < 4
-    long = 9 if not reduction.picks else (5 if narrow else 7) if channels_last else 7 if narrow else 9
     if not reduction.picks and x.numel() <= SHORT and max(a.kernel for a in plan.axes) <= 16:
         return None
-    return passes(plan, long) or (steps(plan) if reduction.picks else None)
+    return passes(plan, _long(x, reduction, channels_last)) or (steps(plan) if reduction.picks else None)
+
+
+def _long(x: Tensor, reduction: Reduction, channels_last: bool) -> int:
+    """The length of windows from which two passes pay: the later, the less a thread does for each element."""
+    narrow = x.itemsize < 4
+    if not reduction.picks:
+        return 9
+    if reduction.op != MAX or not x.is_floating_point() or x.itemsize > 4:
+        return (5 if narrow else 7) if channels_last else 7 if narrow else 9
+    if channels_last:
+        return 6 if narrow else 8
+    if x.shape[-1] % 4:  # shorter vectors, or rows that begin anywhere
+        return 9
+    return 10 if narrow else 12
 
 
 def kernels_of(

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 
 MAX, MIN, SUM, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+# A maximum by one instruction: of two zeros it is the positive one, not the first.
+LARGEST = tl.constexpr(4)
 NOWHERE = tl.constexpr(2**30 - 1)  # the code of no element
 
 
@@ -43,10 +45,22 @@ def root(mean, taps, OP: tl.constexpr):
 
 
 @triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _smaller(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def merge(a, a_code, b, b_code, OP: tl.constexpr, CODED: tl.constexpr):
     """The better of an earlier `a` and a later `b` with its code, or their sum."""
     if OP == SUM or OP == SQUARES:
         return a + b, a_code
+    elif OP == LARGEST:
+        return _larger(a, b), a_code
     else:
         if OP == MIN:
             wins = b < a
@@ -58,16 +72,6 @@ def merge(a, a_code, b, b_code, OP: tl.constexpr, CODED: tl.constexpr):
             return tl.where(wins, b, a), tl.where(wins, b_code, a_code)
         else:
             return tl.where(wins, b, a), a_code
-
-
-@triton.jit
-def _larger(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _smaller(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -138,6 +142,15 @@ def best_along(v, code, AXIS: tl.constexpr, OP: tl.constexpr, CODED: tl.constexp
         if tl.max(((best != best) | (best == 0)).to(tl.int32)) > 0:
             best, found = settled(best, tl.min(order_of(v, all_best, code, OP), AXIS))
     return best, found
+
+
+@triton.jit
+def least_bits(least, v, OP: tl.constexpr):
+    """The least so far of what values are as integers, for LARGEST: that of -0 is the least of all."""
+    if OP == LARGEST:
+        return tl.minimum(least, v.to(tl.int32, bitcast=True))
+    else:
+        return least
 
 
 @triton.jit

@@ -20,11 +20,13 @@ from ndpool._triton.kernels.lanes import (
     within,
 )
 from ndpool._triton.kernels.reducers import (
+    LARGEST,
     SUM,
     around_core,
     columns_of,
     element,
     even_quotient,
+    least_bits,
     merge,
     quotient,
     reduce_windows,
@@ -33,6 +35,7 @@ from ndpool._triton.kernels.reducers import (
     tile_of,
     unsigned_zero,
 )
+from ndpool._triton.kernels.zeros import sign_zeros
 
 # The kernel's sizes are known, but a loop to an unknown end is not unrolled.
 _SIZES = [*SIZES, *AXES, "strips", "taps"]
@@ -81,7 +84,7 @@ def _columns(
     LOW: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """VEC windows of one row from vectors of neighbouring columns, as a tile (lanes, VEC)."""
+    """VEC windows of one row from vectors of neighbouring columns, as a tile (lanes, VEC); see `_row`."""
     LAST: tl.constexpr = SHIFT + (VEC - 1) * SW + KW
     # Vectors that lie in all windows are looped over where there are many.
     CORE: tl.constexpr = (SHIFT + VEC - 1) // VECTOR + 1 if LOOP else VECTORS
@@ -91,6 +94,7 @@ def _columns(
     line = x + base + first  # the rest is known: distances that loads have in themselves
     v = ()
     codes = ()
+    least = zero
     for i in tl.static_range(VECTORS):
         if i < CORE or i >= CORE_END:
             column = (FIRST_VECTOR + i) * VECTOR
@@ -98,16 +102,22 @@ def _columns(
                 # Of this vector only the last element is needed, of the next case only the first.
                 there = within(ok, first + column, size_w)
                 one = element(tl.load(line + (column + SHIFT), mask=there, other=LOW), OP, COMPUTE)
+                least = least_bits(least, one, OP)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             elif i * VECTOR + 1 == LAST:
                 there = within(ok, first + column, size_w)
                 one = element(tl.load(line + column, mask=there, other=LOW), OP, COMPUTE)
+                least = least_bits(least, one, OP)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             else:
                 tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, LOW, COMPUTE)
-                v = v + columns_of(tile, LANES, VECTOR)
+                found = columns_of(tile, LANES, VECTOR)
+                for j in tl.static_range(VECTOR):
+                    if SHIFT <= i * VECTOR + j and i * VECTOR + j < LAST:
+                        least = least_bits(least, found[j], OP)
+                v = v + found
         else:
             for _j in tl.static_range(VECTOR):
                 v = v + (v[0],)
@@ -122,6 +132,7 @@ def _columns(
             tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, LOW, COMPUTE)
             found = columns_of(tile, LANES, VECTOR)
             for j in tl.static_range(VECTOR):
+                least = least_bits(least, found[j], OP)
                 core, core_code = merge(
                     core, core_code, found[j], zero + (i * VECTOR + (j - SHIFT)), OP, CODED
                 )
@@ -144,7 +155,7 @@ def _columns(
         for q in tl.static_range(VEC):
             taps = taps + (codes[q] - q * SW,)
         code = tile_of(taps, 0, 1, LANES, VEC)
-    return (best,), (code,)
+    return (best,), (code,), least
 
 
 @triton.jit
@@ -196,21 +207,26 @@ def _channels(
     zero = tl.zeros([LANES, VEC], tl.int32)
     first = w * (OUTS * SW) + ORIGIN_W
     step = x_w * UNIT
+    least = zero
     if LOOP:
         left = ()
         left_codes = ()
         right = ()
         right_codes = ()
         for t in tl.static_range(OUTS - 1):
-            left = left + (_channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE),)
-            left_codes = left_codes + (zero + t,)
+            v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+            least = least_bits(least, v, OP)
+            left, left_codes = left + (v,), left_codes + (zero + t,)
         core = _channel(x, base, first + (OUTS - 1), step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+        least = least_bits(least, core, OP)
         core_code = zero + (OUTS - 1)
         for t in tl.range(OUTS, kernel_w, loop_unroll_factor=4):
             v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+            least = least_bits(least, v, OP)
             core, core_code = merge(core, core_code, v, zero + t, OP, CODED)
         for t in tl.static_range(OUTS - 1):
             v = _channel(x, base, first + (KW + t), step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+            least = least_bits(least, v, OP)
             right, right_codes = right + (v,), right_codes + (zero + (KW + t),)
         if OUTS == 1:
             v, codes = (core,), (core_code,)
@@ -222,6 +238,7 @@ def _channels(
         for t in tl.static_range((OUTS - 1) * SW + KW):
             if t % SW < KW:
                 one = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+                least = least_bits(least, one, OP)
             v, codes = v + (one,), codes + (zero + t,)
         v, codes = reduce_windows(v, codes, OUTS, 0, KW, SW, OP, CODED)
     if CODED:
@@ -229,7 +246,7 @@ def _channels(
         for q in tl.static_range(OUTS):
             taps = taps + (codes[q] - q * SW,)
         codes = taps
-    return v, codes
+    return v, codes, least
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -325,8 +342,9 @@ def strip_forward_kernel(
         call_next()
     wait_for_memory()
     first_h = strip * (ROWS * SH) + ORIGIN_H
-    values = ()  # of row o and output q at o * OUTS + q
+    values = ()  # of output q and row o at q * ROWS + o
     codes = ()
+    least = tl.zeros([LANES] if COLUMNS else [LANES, VEC], tl.int32)
     for td in tl.static_range(KD):
         depth = od * SD + ORIGIN_D + td
         inside = within(live, depth + zero, size_d)
@@ -338,7 +356,7 @@ def strip_forward_kernel(
         for r in tl.static_range(2 * ROWS - 1 if LOOP_H else (ROWS - 1) * SH + KH):
             if r % SH < KH or LOOP_H:
                 row = r + (KH - ROWS) * (r >= ROWS) if LOOP_H else r
-                v, code = _row(
+                v, code, bits = _row(
                     first_h + row,
                     td * KH + row,
                     *given,
@@ -364,7 +382,7 @@ def strip_forward_kernel(
                 )
                 if LOOP_H and r == ROWS - 1:
                     for more in range(ROWS, kernel_h):
-                        later, later_code = _row(
+                        later, later_code, more_bits = _row(
                             first_h + more,
                             td * KH + more,
                             *given,
@@ -389,6 +407,10 @@ def strip_forward_kernel(
                             COMPUTE,
                         )
                         v, code = _merge_all(v, code, later, later_code, OUTS, OP, CODED)
+                        if OP == LARGEST:
+                            bits = tl.minimum(bits, more_bits)
+                if OP == LARGEST:
+                    least = tl.minimum(least, bits)
             rows, row_codes = rows + v, row_codes + code
         found = ()
         found_codes = ()
@@ -445,6 +467,17 @@ def strip_forward_kernel(
                     tl.store(extra + at, (d * size_h + h) * size_w + (first_w + place % KW), mask=ok)
                 else:
                     tl.store(extra + at, code.to(extra.dtype.element_ty), mask=ok)
+    if OP == LARGEST:
+        zeros = values[0] == 0
+        for i in tl.static_range(1, ROWS * OUTS):
+            zeros |= values[i] == 0
+        signed = least == -(2**31)
+        if tl.max((zeros & (signed[:, None] if COLUMNS else signed)).to(tl.int32)) > 0:
+            sign_zeros(
+                *(x, y, x_base, y_base, w, live, strip, first_d, od, x_d, x_h, x_w, y_d, y_h, y_w),
+                *(size_d, size_h, size_w, out_h, out_w, taps),
+                *(KH, KW, SH, SW, ORIGIN_H, ORIGIN_W, COLUMNS, X_UNIT, Y_UNIT, VEC, OUTS, ROWS, COMPUTE),
+            )
 
 
 @triton.jit
@@ -490,12 +523,12 @@ def _row(
     LOW: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """The windows of one input row: a tuple of OUTS tiles, and their codes."""
+    """The windows of one input row: a tuple of OUTS tiles, their codes, and the `least_bits` of lanes."""
     zero = w * 0
     ok = within(inside, height + zero, size_h)
     base = plane + height * x_h * UNIT
     if COLUMNS:
-        v, codes = _columns(
+        v, codes, least = _columns(
             x,
             base,
             w,
@@ -518,7 +551,7 @@ def _row(
             COMPUTE,
         )
     else:
-        v, codes = _channels(
+        v, codes, least = _channels(
             x,
             base,
             w,
@@ -545,4 +578,4 @@ def _row(
         for q in tl.static_range(OUTS):
             taps = taps + (codes[q] + number * KW,)
         codes = taps
-    return v, codes
+    return v, codes, least
