@@ -20,6 +20,7 @@ from functools import cache
 from importlib import import_module
 from math import sqrt
 from multiprocessing import get_context
+from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,16 +59,18 @@ def run(
     if not torch.cuda.is_available():
         raise ValueError("bench: --device cuda needs a CUDA device that PyTorch sees; there is none")
     cases = tuple(cases)
-    results: list[dict[str, Any]] = []
+    results: dict[int, dict[str, Any]] = {}
+    # Neighbours in the list are of one size: in this order the largest do not hold their memory all at once.
+    order = Random(0).sample(range(len(cases)), len(cases))
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     workers = max(1, min(14, len(os.sched_getaffinity(0)) - 2, len(cases)))
     with tempfile.NamedTemporaryFile() as lock:
         setting = (lock.name, copy_speed(), QUICK if quick else FULL)
         with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, setting) as pool:
-            for case, result in zip(cases, pool.map(_work, cases), strict=True):
-                results.append(result)
+            for i, result in zip(order, pool.map(_work, [cases[i] for i in order]), strict=True):
+                results[i] = result
                 if progress:
-                    progress(len(results), len(cases), case.name)
+                    progress(len(results), len(cases), cases[i].name)
     ready, missing = field()
     return {
         "format": FORMAT,
@@ -78,7 +81,7 @@ def run(
         "copy": copy_speed(),
         "versions": {one.name: one.version() for one in ready},
         "missing": missing,
-        "results": results,
+        "results": [results[i] for i in range(len(cases))],
     }
 
 

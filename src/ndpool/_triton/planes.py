@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ndpool._triton.kernels.channels import channel_backward_kernel, channel_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
-from ndpool._triton.launch import SUM, THREADS, Launch, launcher, magic, merged, padded
+from ndpool._triton.launch import SUM, THREADS, Launch, calls_next, launcher, magic, merged, padded
 from ndpool._triton.memory import LIMIT, Walk, next_power, walk, widest
 from ndpool.geometry import AxisPlan, Plan
 
@@ -165,5 +165,6 @@ def plane_backward(
         "num_warps": THREADS // 32,
     }
     grid = -(-lanes // (2 * THREADS))
+    constants["NEXT"] = calls_next(grid, 2 * THREADS * vec * min(itemsize, 8))
     numbers: list[Any] = [lanes, size, magic(size), pitch, by, 1 / by]
     return launcher(plane_backward_kernel, grid, numbers, constants, [], itemsize < 16)

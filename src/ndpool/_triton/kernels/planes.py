@@ -192,6 +192,7 @@ def plane_backward_kernel(
     inverse,
     LANES: tl.constexpr,
     VEC: tl.constexpr,
+    NEXT: tl.constexpr,
     PICKS: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -207,7 +208,8 @@ def plane_backward_kernel(
     plane = over(lane * VEC, size, m_size, WIDE)
     end = (plane + 1) * size - lane * VEC  # of the first plane, seen from the vector's first element
     next_plane = plane + (end < VEC).to(plane.dtype)
-    call_next()
+    if NEXT:
+        call_next()
     wait_for_memory()
     a = widen(tl.load(grad + plane * y_1, mask=live, other=0), COMPUTE)
     b = widen(tl.load(grad + next_plane * y_1, mask=live, other=0), COMPUTE)
