@@ -19,10 +19,13 @@ import cases
 import ndpool
 import ndpool.torch
 import oracle
+from ndpool import geometry
 from ndpool._triton import backward, parts, strip
+from ndpool._triton.memory import walk
 from ndpool.frameworks import _torch_gpu, _torch_gpu_quick
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks import torch as room
+from ndpool.reductions import REDUCTIONS
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -194,6 +197,8 @@ def test_every_way(name, shape, args, layout):
     ("name", "shape", "args"),
     [
         ("avg_pool2d", (1, 4, 6, 8), (9, 1, 4, False, False)),
+        ("avg_pool3d", (1, 2, 4, 4, 8), (4, 1, 2)),
+        ("max_pool3d", (1, 2, 4, 3, 8), (4, 1, 2)),
         ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
         ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
         ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
@@ -208,6 +213,23 @@ def test_several_kernels(monkeypatch, name, shape, args, layout):
     test_every_way(name, shape, args, layout)
     for forget in (parts.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
         forget()
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_no_cliffs(name, dtype, odd):
+    """Windows of stride 1 of any length go by strips, in as many passes as they need, and without a copy."""
+    n, reduction = int(name[-2]), REDUCTIONS[name[:3]]
+    x, axes = torch.empty((8, 64, *[32 - odd] * n), dtype=dtype, device="meta"), tuple(range(2, 2 + n))
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    for last in (False, True):
+        x = x.contiguous(memory_format=formats[n]) if last else x
+        for k in range(2, 32):
+            plan = geometry.named(name, x.shape[2:], (k, 1, k // 2, 1, False))
+            found = _torch_gpu.kernels_of(x, axes, plan, reduction, dtype, 0, last, torch.device("cpu"))
+            assert found is not None, (k, last)
+            assert all(run._kernel is strip.strip_forward_kernel for _, _, run in found), (k, last)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -289,6 +311,18 @@ def test_axes_far_apart():
     x = torch.randint(-9, 9, (2, 4, 2, 4, 2, 4, 2), generator=torch.Generator().manual_seed(0)).float()
     want = x.unfold(1, 2, 2).unfold(3, 2, 2).unfold(5, 2, 2).amax((-3, -2, -1))
     assert torch.equal(ndpool.pool(x.to(DEVICE), (2, 2, 2), axes=(1, 3, 5)).cpu(), want)
+
+
+def test_leading_axes_around_channels():
+    """pytorch#67239: axes that follow each other in memory are one, though not neighbours in the shape."""
+    x = torch.randint(-9, 9, (2, 4, 3, 8, 5), generator=torch.Generator().manual_seed(0)).float()
+    x = x.contiguous(memory_format=torch.channels_last_3d)
+    got = ndpool.pool(x.to(DEVICE), (3,), stride=2, axes=(3,))
+    assert torch.equal(got.cpu(), x.unfold(3, 3, 2).amax(-1))
+    found = walk((3,), x.shape, x.stride(), x.shape, x.stride())
+    assert found is not None
+    assert found.channels
+    assert found.sizes == (4, 5, 6)
 
 
 def test_derivatives():

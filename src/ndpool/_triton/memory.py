@@ -6,6 +6,7 @@ Plain integers from shapes and strides; what is decided here is remembered by th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 BYTES = 16  # the widest load of a thread
@@ -44,6 +45,8 @@ def walk(
     if fast is not None and (shape[last] == 1 or fast[1] >= wide[last]):
         fast = None
     rest = [lead for lead in leads if lead is not fast]
+    if len(rest) > 2:
+        rest = _joined(rest)
     if len(rest) > 2 or len(axes) > 3:
         return None
     table = [fast or [1, 0, 0, 0], *rest, *[[1, 0, 0, 0]] * (2 - len(rest))]
@@ -64,6 +67,20 @@ def walk(
         ordinals,
         big,
     )
+
+
+def _joined(leads: list[list[int]]) -> list[list[int]]:
+    """The same with axes that follow each other in both memories as one, though others lie between them.
+
+    Then no axis tells the number of a plane. Windows of single planes have no more than two leading axes.
+    """
+    found: list[list[int]] = []
+    for size, wide, narrow, _ in sorted(leads, key=itemgetter(1)):
+        if found and [wide, narrow] == [found[-1][0] * found[-1][1], found[-1][0] * found[-1][2]]:
+            found[-1][0] *= size
+        else:
+            found.append([size, wide, narrow, 0])
+    return found
 
 
 def widest(itemsize: int, *values: int) -> int:

@@ -118,7 +118,7 @@ def _passes(
     """Axes, plan and dtype of the values of two passes that replace one, if any."""
     if kind != NO_EXTRA or not (reduction.picks or (x.is_floating_point() and not divisor)):
         return None
-    parts = _parts(x, plan, reduction, channels_last)
+    parts = _parts(x, axes, plan, reduction)
     if parts is None:
         return None
     wide = dtype if reduction.picks or dtype.itemsize > 2 else torch.float32
@@ -128,25 +128,26 @@ def _passes(
     return (axes[-1:], parts[1], wide), (axes[:-1], parts[0], dtype)
 
 
-def _parts(x: Tensor, plan: Plan, reduction: Reduction, channels_last: bool) -> tuple[Plan, Plan] | None:
+def _parts(x: Tensor, axes: tuple[int, ...], plan: Plan, reduction: Reduction) -> tuple[Plan, Plan] | None:
     """Two passes that replace one, if any."""
     if not reduction.picks and x.numel() <= SHORT and max(a.kernel for a in plan.axes) <= 16:
         return None
-    return passes(plan, _long(x, reduction, channels_last)) or (steps(plan) if reduction.picks else None)
+    return passes(plan, _long(x, axes, plan, reduction)) or (steps(plan) if reduction.picks else None)
 
 
-def _long(x: Tensor, reduction: Reduction, channels_last: bool) -> int:
+def _long(x: Tensor, axes: tuple[int, ...], plan: Plan, reduction: Reduction) -> int:
     """The length of windows from which two passes pay: the later, the less a thread does for each element."""
-    narrow = x.itemsize < 4
+    narrow, rows = x.itemsize < 4, x.stride(axes[-1]) == 1
+    even = x.shape[axes[-1]] % 4 == 0  # or rows begin anywhere
+    if prod(a.kernel for a in plan.axes[:-2]) > 1:
+        return (6 if even else 5) if rows else 4  # longer ones are too much for a strip
     if not reduction.picks:
         return 9
     if reduction.op != MAX or not x.is_floating_point() or x.itemsize > 4:
-        return (5 if narrow else 7) if channels_last else 7 if narrow else 9
-    if channels_last:
+        return (7 if narrow else 9) if rows else 5 if narrow else 7
+    if not rows:
         return 6 if narrow else 8
-    if x.shape[-1] % 4:  # shorter vectors, or rows that begin anywhere
-        return 9
-    return 10 if narrow else 12
+    return 9 if not even else 10 if narrow else 12
 
 
 def kernels_of(
