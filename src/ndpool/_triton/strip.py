@@ -77,15 +77,49 @@ class _Block(NamedTuple):
         }
 
 
-def _along_rows(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, n_outs: int) -> _Block | None:
+class _Task(NamedTuple):
+    """What is pooled: windows, memory, and the constants that all kernels share."""
+
+    axes: tuple[AxisPlan, ...]
+    walk: Walk
+    itemsize: int
+    common: dict[str, Any]
+
+    @property
+    def n_outs(self) -> int:
+        """Outputs of all planes."""
+        return prod(self.walk.sizes) * prod(a.out for a in self.axes)
+
+    @property
+    def taps(self) -> int:
+        """Elements of a window."""
+        return prod(a.kernel for a in self.axes)
+
+    @property
+    def coded(self) -> bool:
+        """Whether it is told where values were found."""
+        return bool(self.common["KIND"] != 0)
+
+    @property
+    def largest(self) -> bool:
+        """Whether values are maxima by one instruction."""
+        return bool(self.common["OP"] == LARGEST)
+
+    @property
+    def alone(self) -> bool:
+        """Whether windows side by side share nothing."""
+        return all(a.kernel <= a.stride for a in self.axes[1:])
+
+
+def _along_rows(task: _Task) -> _Block | None:
     """Vectors of neighbouring columns, where rows are contiguous in both arrays and long enough."""
-    _, h, last = axes
+    (_, h, last), w, itemsize, _ = task
     if w.channels or w.wide[5] != 1 or w.narrow[5] != 1:
         return None
     vector = min(8, widest(itemsize, last.size, *w.wide[1:5]))
-    if last.stride == 1 and prod(a.kernel for a in axes) <= 9:
+    if last.stride == 1 and task.taps <= 9:
         # Shorter vectors where there would be too few lanes.
-        while vector > 2 and n_outs < vector * FILLED // 2:
+        while vector > 2 and task.n_outs < vector * FILLED // 2:
             vector //= 2
     vec = max(1, vector // last.stride)
     while vec * last.stride % vector:
@@ -103,61 +137,53 @@ def _along_rows(axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, n_outs: int)
     return _Block(True, vec, 1, vector, vec if whole else 1, loop_h, loop_w, vector, first, shift, vectors)
 
 
-def _largest(
-    axes: tuple[AxisPlan, ...], itemsize: int, common: dict[str, Any], n_outs: int, columns: bool
-) -> bool:
+def _largest(task: _Task, columns: bool) -> bool:
     """Whether maxima of float vectors are made by one instruction: where windows overlap it mostly pays."""
-    _, h, last = axes
-    taps, alone = prod(a.kernel for a in axes), h.kernel <= h.stride and last.kernel <= last.stride
-    if common["OP"] != MAX or common["KIND"] or common["COMPUTE"] is not tl.float32 or alone:
+    (_, h, last), w, itemsize, common = task
+    if common["OP"] != MAX or task.coded or common["COMPUTE"] is not tl.float32 or task.alone:
         return False
-    if taps < (9 if columns and h.kernel == 1 else 5):
+    if not (columns or w.channels) or task.taps < (9 if columns and h.kernel == 1 else 5):
         return False
-    return itemsize < 4 or taps > 9 or last.stride == 1 or n_outs >= 2 * FILLED
+    return itemsize < 4 or task.taps > 9 or last.stride == 1 or task.n_outs >= 2 * FILLED
 
 
-def _tall(
-    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, common: dict[str, Any], n_outs: int, columns: bool
-) -> bool:
-    """Whether lanes have eight rows of outputs by LARGEST: where there are enough lanes and few rows more."""
-    d, h, last = axes
-    if common["OP"] != LARGEST or d.kernel > 1 or h.stride > 1 or h.kernel == 1:
+def _tall(task: _Task, columns: bool) -> bool:
+    """Whether lanes have eight rows of largest values: where there are enough lanes and few rows more."""
+    (d, h, _), w, itemsize, _ = task
+    if not task.largest or d.kernel > 1 or h.stride > 1 or h.kernel == 1:
         return False
     if not columns and channel_vector(w, itemsize) == 1:
         return False
-    if columns or h.kernel * last.kernel <= 9:
-        return n_outs >= 8 * FILLED
+    if columns or task.taps <= 9:
+        return task.n_outs >= 8 * FILLED
     unused = -h.out % 8
-    return n_outs >= FILLED and (8 * unused <= h.out or (itemsize > 2 and h.kernel < 6))
+    return task.n_outs >= FILLED and (8 * unused <= h.out or (itemsize > 2 and h.kernel < 6))
 
 
-def _channels(w: Walk, itemsize: int, axes: tuple[AxisPlan, ...], common: dict[str, Any], tall: bool) -> int:
+def _channels(task: _Task, tall: bool) -> int:
     """Channels per lane: fewer than a load could take where there would be too few lanes for the device."""
-    vec, outs, coded = channel_vector(w, itemsize), prod(a.out for a in axes), common["KIND"] != 0
-    taps, shared = prod(a.kernel for a in axes), axes[2].stride == 1
-    small, fast = taps <= 9, common["OP"] == LARGEST
-    wide = coded and itemsize > 2 and rows_of_channels(axes, w)
+    (d, h, last), w, itemsize, _ = task
+    vec, small, shared = channel_vector(w, itemsize), task.taps <= 9, last.stride == 1
+    wide = task.coded and itemsize > 2 and rows_of_channels(task.axes, w)
     least = FILLED if small else FILLED // 8 if wide else FILLED // 4
-    if small or (shared and not coded):
+    if small or (shared and not task.coded):
         vec = min(vec, max(1, 8 // itemsize))  # neighbours share columns: many threads find them in the cache
-    if fast and not small and axes[1].kernel > axes[0].kernel == 1:
+    if task.largest and not small and h.kernel > d.kernel == 1:
         # All loads go on at once, into registers.
         if itemsize < 4:
-            vec = min(vec, 2 if shared or taps > 36 else 4)
-        elif tall and taps > 36:
+            vec = min(vec, 2 if shared or task.taps > 36 else 4)
+        elif tall and task.taps > 36:
             vec = 1
-    while vec > 2 and prod(w.sizes) * outs // vec < least:
+    while vec > 2 and task.n_outs // vec < least:
         vec //= 2
     return vec
 
 
-def _side_by_side(
-    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, common: dict[str, Any], tall: bool
-) -> _Block:
+def _side_by_side(task: _Task, tall: bool) -> _Block:
     """Channels, and neighbouring windows that share what they have; elements where rows begin anywhere."""
-    (_, h, last), coded = axes, common["KIND"] != 0
-    vec, outs = _channels(w, itemsize, axes, common, tall), 1
-    if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not coded:
+    (_, h, last), w, itemsize, common = task
+    vec, outs = _channels(task, tall), 1
+    if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not task.coded:
         # Windows along one axis alone: many of them cost little more than one.
         vec, outs = min(vec, 4), min(8, next_power(last.out))
         return _Block(False, vec, outs, vec, vec, False, last.kernel > 8)
@@ -166,25 +192,18 @@ def _side_by_side(
         one = common["OP"] in (SUM, SQUARES) or (last.kernel < 4 and itemsize > 2)
         limit = 4 if w.channels else 1 if one else 2
         most = 16 if last.kernel < 4 else 8
-        outs = min(limit, max(1, most // vec // (1 + coded)), next_power(last.out), last.kernel)
+        outs = min(limit, max(1, most // vec // (1 + task.coded)), next_power(last.out), last.kernel)
         outs = next_power(outs + 1) // 2
-    unrolled = 4 if coded else 8
+    unrolled = 4 if task.coded else 8
     return _Block(
         False, vec, outs, vec, vec, h.kernel > unrolled, last.kernel > (unrolled if outs > 1 else 8)
     )
 
 
-def _rows(
-    axes: tuple[AxisPlan, ...],
-    w: Walk,
-    itemsize: int,
-    block: _Block,
-    n_outs: int,
-    common: dict[str, Any],
-    tall: bool,
-) -> int:
+def _rows(task: _Task, block: _Block, tall: bool) -> int:
     """Rows of outputs that a lane has, one below the other."""
-    (d, h, last), coded, fast = axes, common["KIND"] != 0, common["OP"] == LARGEST
+    (d, h, last), w, itemsize, _ = task
+    coded, fast, n_outs = task.coded, task.largest, task.n_outs
     if h.kernel <= h.stride:
         rows = 2 if itemsize == 1 and h.kernel < 4 else 1
     elif block.loop_h:
@@ -209,13 +228,14 @@ def strip(
 ) -> Launch | None:
     """What pools by strips, or None where one would be made of too many loads."""
     d, h, last = axes
-    n_outs, taps = prod(w.sizes) * prod(a.out for a in axes), prod(a.kernel for a in axes)
-    along = _along_rows(axes, w, itemsize, n_outs)
-    if (along or w.channels) and _largest(axes, itemsize, common, n_outs, along is not None):
+    task = _Task(axes, w, itemsize, common)
+    along = _along_rows(task)
+    if _largest(task, along is not None):
         common = common | {"OP": LARGEST}
-    tall = _tall(axes, w, itemsize, common, n_outs, along is not None)
-    block = along or _side_by_side(axes, w, itemsize, common, tall)
-    rows = _rows(axes, w, itemsize, block, n_outs, common, tall)
+        task = task._replace(common=common)
+    tall = _tall(task, along is not None)
+    block = along or _side_by_side(task, tall)
+    rows = _rows(task, block, tall)
     down = 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
     if d.kernel * down * block.across(last) > UNROLLED:
         return None
@@ -246,19 +266,18 @@ def strip(
     numbers += [parts[1], *needed(n_strips * rows > h.out, h.out), *needed(ragged, last.out)]
     numbers += needed(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
     numbers += [*needed(common["DIVIDE"] == 1, by, 1 / by), parts[0], *needed(block.loop_h, h.kernel)]
-    numbers += [*needed(block.loop_w, last.kernel), *needed(common["OP"] in (SQUARES, LARGEST), taps)]
+    numbers += [*needed(block.loop_w, last.kernel), *needed(common["OP"] in (SQUARES, LARGEST), task.taps)]
     constants = common | block.constants()
     for name, a in zip("DHW", axes, strict=True):
         constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"ORIGIN_{name}": a.origin}
-    each = (1 + taps) * block.vec * block.outs * min(itemsize, 8)
-    alone = h.kernel <= h.stride and last.kernel <= last.stride
+    each = (1 + task.taps) * block.vec * block.outs * min(itemsize, 8)
     constants |= {
         "ROWS": rows,
         "LANES": lanes,
         "EDGES": edges,
         # What a wide window reads in the order of memory nobody reads again.
         "EVICT": "evict_first" if parts[0] is None and 8 <= last.kernel <= last.stride else "",
-        "NEXT": alone and calls_next(grid, lanes * each),
+        "NEXT": task.alone and calls_next(grid, lanes * each),
         "PADDED": any(a.origin < 0 for a in axes),
         "num_warps": lanes // 32,
     }
