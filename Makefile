@@ -52,7 +52,7 @@ sanitize-gpu:  ## watch the memory and the races of every kind of GPU kernel, on
 	set -e; for tool in memcheck racecheck; do \
 	    PYTHONPATH=src:tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
 	    compute-sanitizer --tool $$tool --error-exitcode 9 $(PYTHON) $(GPU_CHECKS) \
-	        -k "every_way or several or row_by_row or hard or integers or unpooling or far_apart or meet"; \
+	        -k "every_way or several or row_by_row or hard or integers or unpooling or far_apart or meet or zeros_of_both"; \
 	done
 
 # AddressSanitizer has to be loaded before Python, and the C++ library with it, or it cannot catch what is thrown.

@@ -6,7 +6,10 @@ own. Answers are those of the oracle, or of PyTorch on the CPU for cases that le
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
@@ -190,6 +193,54 @@ def test_every_way(name, shape, args, layout):
     if layout == "channels_last":
         assert got.is_contiguous(memory_format=last)
         assert g.is_contiguous(memory_format=last)
+
+
+class Fenced:
+    """Tensors in memory of their own, flush with a page that nobody may touch: in front of them or behind."""
+
+    def __init__(self, behind):
+        self._libc, self._behind, self._held = ctypes.CDLL(None), behind, []
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self._libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+    def like(self, x):
+        """Uninitialised memory with the tensor's shape, strides and dtype."""
+        page = mmap.PAGESIZE
+        pages = -(-max(1, x.nbytes) // page) * page
+        both, private = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        at = self._libc.mmap(None, pages + 2 * page, both, private, -1, 0)
+        for fence in (at, at + page + pages):
+            assert self._libc.mprotect(fence, page, 0) == 0
+        start = at + page + (pages - x.nbytes if self._behind else 0)
+        flat = torch.frombuffer((ctypes.c_char * x.nbytes).from_address(start), dtype=x.dtype)
+        return flat.as_strided(x.shape, x.stride())
+
+    def empty(self, x, shape, dtype, channels_last):
+        """In the place of the kernels' own."""
+        return self.like(kernels.empty(torch.empty(0), shape, dtype, channels_last))
+
+
+@pytest.mark.skipif(GPU or sys.platform != "linux", reason="fences the memory of a CPU")
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("name", "shape", "args"), WAYS[::6], ids=str)
+def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind):
+    """What is read or written outside an array ends the process: the check of a GPU's memory, without one."""
+    if last and len(shape) == 3:
+        pytest.skip("a row has no such format")
+    fenced, picks = Fenced(behind), "max" in name
+    monkeypatch.setattr(_torch_gpu, "empty", fenced.empty)
+    drawn = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0)).float()
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    drawn = drawn.contiguous(memory_format=formats[len(shape)]) if last else drawn
+    x = fenced.like(drawn).copy_(drawn)
+    pool, want = getattr(ndpool, name), getattr(F, name)(drawn, *args)
+    torch.testing.assert_close(pool(x, *args), want)
+    if picks:
+        assert torch.equal(pool(x, *args, return_indices=True)[0], want)
+    y = pool(x.requires_grad_(), *args)
+    torch.autograd.grad(y, x, fenced.like(y.detach()).fill_(1))
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

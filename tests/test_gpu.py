@@ -19,7 +19,8 @@ if find_spec("torch") is None or find_spec("triton") is None:
     )
 
 
-PARTS = ["oracle", "not oracle and not every_way"]
+ALONE = ["oracle", "zeros_of_both", "nothing_beside"]
+PARTS = [*ALONE, " and ".join(f"not {part}" for part in [*ALONE, "every_way"])]
 PARTS += [f"every_way and {kind}" for kind in ("not adaptive", "adaptive_avg", "adaptive_max")]
 
 
