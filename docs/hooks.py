@@ -86,9 +86,9 @@ def bench(name: str) -> str:
 
 
 def rest(markdown: str) -> str:
-    """The tables of README.md that a page has not, under the sentences that lead to them."""
+    """The tables of README.md that a page has not, under the paragraph that leads to them."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    leads = re.findall(r"\n\n([^\n<#][^<#]*?)\n\n<!-- bench:([\w-]+) -->", text)
+    leads = re.findall(r"\n\n([^\n<#!](?:(?!\n\n)[^<#])*)\n\n<!-- bench:([\w-]+) -->", text)
     missing = [(lead, name) for lead, name in leads if f"<!-- bench:{name} -->" not in markdown]
     return "\n\n".join(f"{lead}\n\n<!-- bench:{name} -->" for lead, name in missing)
 
