@@ -7,6 +7,7 @@ own. Answers are those of the oracle, or of PyTorch on the CPU for cases that le
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import sys
@@ -199,7 +200,7 @@ class Fenced:
     """Tensors in memory of their own, flush with a page that nobody may touch: in front of them or behind."""
 
     def __init__(self, behind):
-        self._libc, self._behind, self._held = ctypes.CDLL(None), behind, []
+        self._libc, self._behind = ctypes.CDLL(None), behind
         self._libc.mmap.restype = ctypes.c_void_p
         self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
         self._libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -221,7 +222,24 @@ class Fenced:
         return self.like(kernels.empty(torch.empty(0), shape, dtype, channels_last))
 
 
-@pytest.mark.skipif(GPU or sys.platform != "linux", reason="fences the memory of a CPU")
+fences = pytest.mark.skipif(GPU or sys.platform != "linux", reason="fences the memory of a CPU")
+
+
+@fences
+@pytest.mark.parametrize("behind", [False, True])
+def test_fences_hold(behind):
+    """A process that reads beside a fenced tensor is ended, one that reads inside is not."""
+    x = Fenced(behind).like(torch.empty(16))
+    for at, ended in ((64 if behind else -1, True), (63 if behind else 0, False)):
+        child = os.fork()
+        if child == 0:
+            faulthandler.disable()
+            ctypes.string_at(x.data_ptr() + at, 1)
+            os._exit(0)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1]) == ended
+
+
+@fences
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("name", "shape", "args"), WAYS[::6], ids=str)
@@ -283,6 +301,26 @@ def test_no_cliffs(name, dtype, odd):
             assert all(run._kernel is strip.strip_forward_kernel for _, _, run in found), (k, last)
 
 
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("args", [(2, 2, 0), (3, 2, 1), (5, 1, 2)], ids=str)
+@pytest.mark.parametrize("last", [False, True])
+def test_few_kernels_for_all_sizes(name, args, last):
+    """What is compiled in follows from the kind of a size: of 720 sizes most meet a kernel that is there."""
+    made = set()
+    for batch in (1, 8, 64):
+        for size in range(40, 280):
+            x = torch.empty((batch, 64, size, size), device="meta")
+            x = x.contiguous(memory_format=torch.channels_last) if last else x
+            plan = geometry.named(name, x.shape[2:], (*args, 1, False))
+            memory = (x.shape, x.stride(), x.dtype, x.dtype, torch.device("cpu"))
+            how = (REDUCTIONS[name[:3]], 0, 0, last, True)
+            run = _torch_gpu.forward_of.__wrapped__(plan, (2, 3), *memory, *how)[2]
+            numbers, constants = run._arguments
+            kinds = tuple(None if n is None else type(n) is int and n >= 2**31 for n in numbers)
+            made.add((run._kernel, kinds, tuple(constants.items())))
+    assert len(made) <= 12
+
+
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("name", "sizes"), [("max_pool2d", (8, 16)), ("avg_pool3d", (4, 4, 8))])
 def test_gradients_row_by_row(monkeypatch, name, sizes, last):
@@ -337,6 +375,10 @@ def test_zeros_of_both_signs(monkeypatch, args, layout, large):
         want = x.flatten(2).gather(2, index.flatten(2)).view(index.shape)
         if layout == "channels_last":
             x = x.contiguous(memory_format=torch.channels_last)
+        if not GPU and sys.platform == "linux":
+            fenced = Fenced(behind=large)
+            monkeypatch.setattr(_torch_gpu, "empty", fenced.empty)
+            x = fenced.like(x).copy_(x)
         got = ndpool.max_pool2d(x.to(DEVICE), *args).cpu()
         same = (got == want) & (got.signbit() == want.signbit())
         assert (same | (got.isnan() & want.isnan())).all()

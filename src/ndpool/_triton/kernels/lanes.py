@@ -163,3 +163,27 @@ def base_of(c, l1, l2, s_c, s_1, s_2, CHANNELS: tl.constexpr, LEADS: tl.constexp
     if LEADS > 1:
         base += l2 * s_2
     return base
+
+
+@triton.jit
+def outputs_of(
+    w,
+    q,
+    y_base,
+    y_w,
+    COLUMNS: tl.constexpr,
+    UNIT: tl.constexpr,
+    VEC: tl.constexpr,
+    OUTS: tl.constexpr,
+):
+    """A strip's outputs of one row: their places along the last axis, and in memory seen from that row.
+
+    VEC columns, or of VEC channels the q-th of OUTS columns.
+    """
+    along = tl.arange(0, VEC)[None, :]
+    if COLUMNS:
+        ow = w[:, None] * VEC + along
+        return ow, y_base[:, None] + ow
+    else:
+        ow = w * OUTS + q
+        return ow[:, None] + along * 0, (y_base + ow * y_w * UNIT)[:, None] + along

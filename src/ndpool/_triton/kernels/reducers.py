@@ -1,7 +1,8 @@
 """Reducers and vectors for the Triton kernels: merging candidates, windows over tuples, columns of a tile.
 
 A later element replaces an earlier one only if it is strictly better or NaN: first of ties, last of NaNs. The
-numbers of the reductions are those of `reductions.py`. Tuples are unrolled while a kernel compiles.
+numbers of the reductions are those of `reductions.py`, but for LARGEST, which `zeros` sets right. Tuples are
+unrolled while a kernel compiles.
 """
 
 import triton

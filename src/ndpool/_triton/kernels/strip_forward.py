@@ -15,6 +15,7 @@ from ndpool._triton.kernels.lanes import (
     base_of,
     call_next,
     lanes_of,
+    outputs_of,
     split,
     wait_for_memory,
     within,
@@ -428,15 +429,9 @@ def strip_forward_kernel(
         else:
             values, codes = _merge_all(values, codes, found, found_codes, ROWS * OUTS, OP, CODED)
 
-    along = tl.arange(0, VEC)[None, :]
     first_d = od * SD + ORIGIN_D
     for q in tl.static_range(OUTS):
-        if COLUMNS:
-            ow = w[:, None] * VEC + along
-            y_at = y_base[:, None] + ow
-        else:
-            ow = (w * OUTS + q)[:, None] + along * 0
-            y_at = (y_base + (w * OUTS + q) * y_w * Y_UNIT)[:, None] + along
+        ow, y_at = outputs_of(w, q, y_base, y_w, COLUMNS, Y_UNIT, VEC, OUTS)
         first_w = ow * SW + ORIGIN_W
         for o in tl.static_range(ROWS):
             oh = strip * ROWS + o

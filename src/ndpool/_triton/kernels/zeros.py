@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import within
+from ndpool._triton.kernels.lanes import outputs_of, within
 from ndpool._triton.kernels.reducers import widen
 
 
@@ -49,13 +49,10 @@ def sign_zeros(
     along = tl.arange(0, VEC)[None, :]
     for i in range(ROWS * OUTS):
         oh = strip * ROWS + i % ROWS
+        ow, y_at = outputs_of(w, i // ROWS, y_base, y_w, COLUMNS, Y_UNIT, VEC, OUTS)
         if COLUMNS:
-            ow = w[:, None] * VEC + along
-            y_at = y_base[:, None] + ow
             first, step = x_base[:, None] + along * 0, 1
         else:
-            ow = (w * OUTS + i // ROWS)[:, None] + along * 0
-            y_at = y_base[:, None] + ow * y_w * Y_UNIT + along
             first, step = x_base[:, None] + along, x_w * X_UNIT
         y_at += (od * y_d + oh * y_h) * Y_UNIT
         ok = within(live, oh + w * 0, out_h)[:, None]
