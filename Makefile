@@ -9,7 +9,7 @@ SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types unit browser docs test-gpu sanitize-gpu sanitize wheel clean
+.PHONY: help demo test lint types unit browser docs test-gpu sanitize-gpu sanitize sanitize-threads wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -56,19 +56,28 @@ sanitize-gpu:  ## watch the memory and the races of every kind of GPU kernel, on
 	done
 
 # AddressSanitizer has to be loaded before Python, and the C++ library with it, or it cannot catch what is thrown.
-sanitize: .venv-sanitize/.installed  ## run the tests with a core that watches its memory (no PyTorch, slow)
+# Left out are tests that run no compiled kernel, or measure memory that the sanitizer itself takes.
+SANITIZED_TESTS := $(filter-out $(addprefix tests/test_,$(addsuffix .py,arguments bench bench_cuda cli docs explore \
+    explore_browser geometry gpu memory nn oracle plot torch_compile torch_models)),$(wildcard tests/test_*.py))
+
+sanitize: .venv-sanitize/.installed  ## run the tests of all kernels with a core that watches its memory (slow)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(SANITIZED)/pytest -m "not torch" tests/
+	ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	$(SANITIZED)/pytest -n 2 $(SANITIZED_TESTS)
+
+# ThreadSanitizer sees what two threads do to the same memory without a lock between them.
+sanitize-threads: .venv-tsan/.installed  ## run the tests of threads with a core that watches for races (slow)
+	LD_PRELOAD="$$($(CXX) -print-file-name=libtsan.so)" TSAN_OPTIONS=halt_on_error=0:exitcode=66 \
+	.venv-tsan/bin/pytest tests/test_runtime.py -k "thread"
 
 wheel: .venv/.made  ## build a wheel into dist/
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
 clean:  ## remove everything that make made
-	rm -rf .venv .venv-sanitize build dist site .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
+	rm -rf .venv .venv-sanitize .venv-tsan build dist site .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.made .venv-sanitize/.made:
+.venv/.made .venv-sanitize/.made .venv-tsan/.made:
 	$(PYTHON) -m venv $(@D)
 	touch $@
 
@@ -85,6 +94,12 @@ clean:  ## remove everything that make made
 	touch $@
 
 .venv-sanitize/.installed: .venv-sanitize/.made $(PACKAGE)
+	$(SANITIZED)/python -m pip install $(TORCH)
 	$(SANITIZED)/python -m pip install '.[test]' --config-settings=build-dir=build/sanitize \
-	    --config-settings=cmake.define.NDPOOL_SANITIZE=ON
+	    --config-settings=cmake.define.NDPOOL_SANITIZE=address,undefined
+	touch $@
+
+.venv-tsan/.installed: .venv-tsan/.made $(PACKAGE)
+	$(@D)/bin/python -m pip install '.[test]' --config-settings=build-dir=build/tsan \
+	    --config-settings=cmake.define.NDPOOL_SANITIZE=thread
 	touch $@

@@ -17,6 +17,7 @@ namespace {
 struct Spread {};  // the whole gradient to every tap: sums, averages, Lp
 
 template <class V, class Offset> struct Gather {
+  static constexpr const char* engine = "gather";
   static constexpr bool picks = !std::is_same_v<Offset, Spread>;
 
   // Where the inputs of one tile are gathered: `pitch` elements for each residue of the distance from the origin.
@@ -196,20 +197,19 @@ private:
 
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
-  if (PickRows<V, V>::serves(p)) return {PickRows<V, V>::prepare, PickRows<V, V>::run};
+  if (PickRows<V, V>::serves(p)) return kernel_of<PickRows<V, V>>();
 #if !defined(__x86_64__) || defined(__AVX2__)
   if constexpr (std::is_same_v<V, float>)
-    if (PickRows<V, bf16>::serves(p)) return {PickRows<V, bf16>::prepare, PickRows<V, bf16>::run};
+    if (PickRows<V, bf16>::serves(p)) return kernel_of<PickRows<V, bf16>>();
 #endif
-  if (PickLanes<V>::serves(p)) return {PickLanes<V>::prepare, PickLanes<V>::run};
-  if (p.extra == Extra::offset8 && Scatter<V, std::uint8_t>::serves(p))
-    return {Scatter<V, std::uint8_t>::prepare, Scatter<V, std::uint8_t>::run};
-  if (p.extra == Extra::offset32 && Scatter<V, std::int32_t>::serves(p))
-    return {Scatter<V, std::int32_t>::prepare, Scatter<V, std::int32_t>::run};
-  if (p.extra == Extra::offset8) return {Gather<V, std::uint8_t>::prepare, Gather<V, std::uint8_t>::run};
-  if (p.extra == Extra::offset32) return {Gather<V, std::int32_t>::prepare, Gather<V, std::int32_t>::run};
-  if (SpreadRows<V>::serves(p)) return {SpreadRows<V>::prepare, SpreadRows<V>::run};
-  return {Gather<V, Spread>::prepare, Gather<V, Spread>::run};
+  if (PickLanes<V>::serves(p)) return kernel_of<PickLanes<V>>();
+  if (p.extra == Extra::offset8)
+    return Scatter<V, std::uint8_t>::serves(p) ? kernel_of<Scatter<V, std::uint8_t>>()
+                                               : kernel_of<Gather<V, std::uint8_t>>();
+  if (p.extra == Extra::offset32)
+    return Scatter<V, std::int32_t>::serves(p) ? kernel_of<Scatter<V, std::int32_t>>()
+                                               : kernel_of<Gather<V, std::int32_t>>();
+  return SpreadRows<V>::serves(p) ? kernel_of<SpreadRows<V>>() : kernel_of<Gather<V, Spread>>();
 }
 
 }  // namespace

@@ -153,30 +153,9 @@ inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* 
   return n;
 }
 
-// Up to where an array of outputs may be read: the end of its last element, or nowhere for reversed views.
-inline const char* readable_end(const Problem& p, const Array& array, int64_t item) {
-  const char* end = array.data + item + (p.lanes - 1) * array.lane;
-  bool rising = array.lane >= 0;
-  for (int a = 0; a < p.n_axes; ++a) {
-    end += (p.axes[a].out - 1) * array.pooled[a];
-    rising &= array.pooled[a] >= 0;
-  }
-  for (int a = 0; a < p.n_lead; ++a) {
-    end += (p.lead_shape[a] - 1) * array.lead[a];
-    rising &= array.lead[a] >= 0;
-  }
-  return rising ? end : array.data;
-}
-
 // Whether the rows of the gradient follow each other in memory in the order they are worked on.
 template <class V> bool rows_follow(const Problem& p) {
-  if (!stored_as<V>(p.y_type) || p.tiles > 1 || (p.lanes > 1 && p.y.lane != sizeof(V))) return false;
-  int64_t pitch = int64_t(sizeof(V)) * p.lanes;
-  for (int a = p.n_axes - 1; a >= 0; pitch *= p.axes[a].size, --a)
-    if (p.axes[a].size != 1 && p.y.pooled[a] != pitch) return false;
-  for (int a = p.n_lead - 1; a >= 0; pitch *= p.lead_shape[a], --a)
-    if (p.lead_shape[a] != 1 && p.y.lead[a] != pitch) return false;
-  return true;
+  return stored_as<V>(p.y_type) && p.tiles == 1 && follows(p, p.y, sizeof(V), Over::inputs);
 }
 
 // How the outputs of a row lie in a padded copy of it, where the inputs of a tile find their windows at fixed

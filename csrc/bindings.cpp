@@ -28,9 +28,11 @@ using namespace ndpool;
 
 namespace {
 
-constexpr int64_t serial_bytes = 1 << 20;  // below this a thread's wake-up costs more than its help
-constexpr int64_t held_bytes = 1 << 14;    // below this the work is done before another thread has the GIL
-constexpr int64_t huge_bytes = 1 << 25;    // from here on memory is asked for in large pages
+constexpr int64_t held_bytes = 1 << 14;  // below this the work is done before another thread has the GIL
+constexpr int64_t huge_bytes = 1 << 25;  // from here on memory is asked for in large pages
+
+// Work of fewer bytes stays on one thread: waking another costs more than its help. Tests lower it.
+std::atomic<int64_t> serial_bytes{1 << 20};
 
 int64_t item_size(Dtype t) {
   constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
@@ -190,10 +192,31 @@ Kernel kernel_for(const Problem& p, Kernel (*Kernels::*direction)(const Problem&
   const Kernels* const* sets = available_kernels(n);
   const Kernels* chosen = kernels.load();
   Kernel found;
-  for (int i = int(std::find(sets, sets + n, chosen) - sets); i < n && !found.run; ++i)
+  for (int i = int(std::find(sets, sets + n, chosen) - sets); i < n && !found.run; ++i) {
     found = (sets[i]->*direction)(p);
+    found.isa = sets[i]->name;
+  }
   if (!found.run) fault("no kernel for this problem");
   return found;
+}
+
+// What the calls of this thread did while they were recorded, for `ndpool.explain`.
+struct Step {
+  const char *direction, *engine, *isa;
+  int threads;
+};
+thread_local std::vector<Step> steps;
+thread_local bool recording = false;
+
+void set_recording(bool on) {
+  recording = on;
+  steps.clear();
+}
+
+std::vector<std::tuple<std::string, std::string, std::string, int>> recorded() {
+  std::vector<std::tuple<std::string, std::string, std::string, int>> result;
+  for (const Step& s : steps) result.emplace_back(s.direction, s.engine, s.isa, s.threads);
+  return result;
 }
 
 // Scratch of the calling thread, kept between calls while it is small.
@@ -277,7 +300,8 @@ void execute(Problem& p, const Kernel& kernel, int64_t cost) {
   if (cost >= held_bytes) release.emplace();
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
-  const int workers = cost < serial_bytes ? 1 : int(std::min<int64_t>(num_threads(), p.units));
+  const int workers = cost < serial_bytes.load() ? 1 : int(std::min<int64_t>(num_threads(), p.units));
+  if (recording) steps.back().threads = std::max(1, workers);
   if (workers <= 1) return kernel.run(p, 0, p.units, own_scratch(scratch));
   std::unique_ptr<char[]> memory(new char[size_t(scratch) * workers + 64]);
   char* at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
@@ -327,6 +351,9 @@ struct Work {
     expect(p.y, results * item_size(p.y_type));
     if (direction == &Kernels::forward && p.extra != Extra::none)
       expect(p.extra_array, results * item_size(extra_types[int(p.extra)]));
+    if (recording)
+      steps.push_back(
+          {direction == &Kernels::forward ? "forward" : "backward", kernel.engine, kernel.isa, 1});
     execute(p, kernel, cost);
   }
 };
@@ -549,7 +576,7 @@ std::optional<int64_t> bad_index(const Planes& indices, int64_t limit) {
     }
     return std::nullopt;
   };
-  const int workers = indices.count * indices.size * 8 < serial_bytes ? 1 : num_threads();
+  const int workers = indices.count * indices.size * 8 < serial_bytes.load() ? 1 : num_threads();
   parallel_for(indices.count, workers, [&](int, int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; ++plane)
       if (scan(plane)) bad.store(true);
@@ -561,7 +588,11 @@ std::optional<int64_t> bad_index(const Planes& indices, int64_t limit) {
 
 template <class T>
 void move_items(const Planes& wide, const Planes& narrow, const Planes& indices, bool scatter) {
-  const int workers = narrow.count * narrow.size * int64_t(sizeof(T) + 8) < serial_bytes ? 1 : num_threads();
+  const bool small = narrow.count * narrow.size * int64_t(sizeof(T) + 8) < serial_bytes.load();
+  const int workers = small ? 1 : int(std::min<int64_t>(num_threads(), narrow.count));
+  if (recording)
+    steps.push_back(
+        {scatter ? "unpool" : "unpool backward", scatter ? "scatter" : "gather", "baseline", workers});
   parallel_for(narrow.count, workers, [&](int, int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; ++plane) {
       char *w = wide.plane(plane), *v = narrow.plane(plane);
@@ -625,6 +656,9 @@ NB_MODULE(_core, m) {
       .def(nb::init<>())
       .def("get", &Memo::get, "fn"_a, "x"_a, "window"_a)
       .def("put", &Memo::put, "fn"_a, "x"_a, "window"_a, "value"_a);
+  m.def("set_recording", &set_recording, "on"_a);
+  m.def("recorded", &recorded);
+  m.def("set_serial_bytes", [](int64_t n) { return serial_bytes.exchange(n); }, "n"_a);
   m.def("set_exchange", &set_exchange, "type"_a, "capsule"_a);
   m.def("forward", &forward, "plan"_a, "op"_a, "x"_a, "x_type"_a, "axes"_a, "y"_a, "y_type"_a,
         "extra"_a.none(), "extra_kind"_a, "divide"_a, "divisor"_a, "norm"_a);

@@ -12,6 +12,7 @@ namespace ndpool {
 namespace {
 
 template <class R, class S, bool coded> struct Blocks {
+  static constexpr const char* engine = "blocks";
   using V = typename R::V;
   static constexpr int N = wide<V>, broad = 4, few = 4;
   static constexpr bool can_be_nan = R::picks && is_real<V>;
@@ -82,7 +83,7 @@ private:
     if constexpr (coded) numbers_ = scratch.take<C>(row_length(p));
     const Axis& last = p.axes[p.n_axes - 1];
     full_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
-    end_ = reinterpret_cast<const S*>(end_of(p, sizeof(S)));
+    end_ = reinterpret_cast<const S*>(readable_end(p, p.x, sizeof(S), Over::inputs));
     const int64_t item = p.extra == Extra::offset8 ? 1 : p.extra == Extra::offset32 ? 4 : 8;
     packed_codes_ = p.extra_array.pooled[p.n_axes - 1] == item &&
                     last.size * (p.n_axes > 1 ? p.axes[p.n_axes - 2].size : 1) < int64_t(UINT32_MAX);

@@ -495,6 +495,7 @@ template <class R, class S, bool coded> struct Direct {
 
 // The engine around it: finds the strips.
 template <class R, class S, bool coded> struct DirectRows {
+  static constexpr const char* engine = "direct";
   using V = typename R::V;
   using D = Direct<R, S, coded>;
 
@@ -562,7 +563,7 @@ private:
       masks[1] = D::template mask_of<N>(last, most(0, last.out - N));
     }
     const Line<N> line{p, last, row, masks, carry};
-    const bool ordered = in_order(p);
+    const bool ordered = follows(p, p.y, sizeof(S), Over::outputs);
     Walk<Over::outputs> walk(p, begin);
     for (int64_t unit = begin; unit < end;) {
       if (unit % p.rows == 0)
@@ -667,20 +668,6 @@ private:
     return true;
   }
 
-  // Whether the rows of the results follow each other in memory without gaps, in the order they are worked on.
-  static bool in_order(const Problem& p) {
-    int64_t pitch = sizeof(S);
-    for (int a = p.n_axes - 1; a >= 0; --a) {
-      if (p.axes[a].out != 1 && p.y.pooled[a] != pitch) return false;
-      pitch *= p.axes[a].out;
-    }
-    for (int a = p.n_lead - 1; a >= 0; --a) {
-      if (p.y.lead[a] != pitch) return false;
-      pitch *= p.lead_shape[a];
-    }
-    return true;
-  }
-
   // The rows of the strip's first windows with their codes, and what the outer axes contribute to divisors.
   static void add_rows(const Problem& p, const Walk<Over::outputs>& walk, const Axis& a, int64_t h,
                        int64_t pitch, Strip<S>& strip) {
@@ -743,10 +730,8 @@ private:
     const int64_t ahead = most(0, -row.origin);
     const int64_t reads =
         row.origin + (most(row.out, lanes) - 1) * last.stride + (last.kernel - 1) * last.step + last.stride;
-    int64_t extent = sizeof(S);
-    for (int a = 0; a < p.n_axes; ++a) extent += (p.axes[a].size - 1) * p.x.pooled[a];
-    for (int a = 0; a < p.n_lead; ++a) extent += (p.lead_shape[a] - 1) * p.x.lead[a];
-    const S *first = reinterpret_cast<const S*>(p.x.data), *end = first + extent / int64_t(sizeof(S));
+    const S *first = reinterpret_cast<const S*>(p.x.data),
+            *end = reinterpret_cast<const S*>(readable_end(p, p.x, sizeof(S), Over::inputs));
     for (int r = 0; r < strip.n_rows; ++r) {
       if (strip.rows[r] - ahead < first)
         lo = most(lo, strip.step ? ceil_div(first - (strip.rows[r] - ahead), strip.step) : hi);

@@ -165,6 +165,7 @@ inline int64_t slabs(const Problem& p) {
 }
 
 template <class R, bool coded> struct RowsFirst {
+  static constexpr const char* engine = "rows_first";
   using V = typename R::V;
   static constexpr int64_t cell = sizeof(V) + (coded ? sizeof(Code) : 0);
 
@@ -297,6 +298,7 @@ private:
 };
 
 template <class R> struct ColumnsFirst {
+  static constexpr const char* engine = "columns_first";
   using V = typename R::V;
 
   static void prepare(Problem& p) {

@@ -4,7 +4,7 @@
 namespace ndpool {
 
 // Best first.
-#if defined(__x86_64__) && !defined(NDPOOL_BASELINE_ONLY)
+#if defined(__x86_64__)
 #define NDPOOL_ISA_LIST(DO) DO(avx512) DO(avx2) DO(baseline)
 #else
 #define NDPOOL_ISA_LIST(DO) DO(baseline)
@@ -15,7 +15,7 @@ NDPOOL_ISA_LIST(NDPOOL_DECLARE)
 
 namespace {
 
-#if defined(__x86_64__) && !defined(NDPOOL_BASELINE_ONLY)
+#if defined(__x86_64__)
 bool runs_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&

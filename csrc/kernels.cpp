@@ -22,8 +22,6 @@
 namespace ndpool {
 namespace {
 
-template <class Engine> constexpr Kernel kernel_of() { return {Engine::prepare, Engine::run}; }
-
 // Which engines pay for the code they make: all of them for maxima of floats and of integers up to 32 bits, the
 // sliding one for every type. Processors without AVX2 are rare by now: they have the engines for what is common.
 #if defined(__x86_64__) && !defined(__AVX2__)
@@ -228,28 +226,52 @@ Kernel sum(const Problem& p) {
   return p.x_type == Dtype::bf16 ? sum_of<float, bf16>(p) : sum_of<float>(p);
 }
 
-Kernel forward(const Problem& p) {
-  switch (p.op) {
-  case Op::max:
-    return pick<Max>(p);
-  case Op::min:
-    return pick<Min>(p);
-  default:
-    return sum(p);
-  }
-}
-
 Kernel backward(const Problem& p) {
   return p.x_type == Dtype::f64 ? backward_kernel<double>(p) : backward_kernel<float>(p);
 }
 
 }  // namespace
 
+// The same source makes four objects of each set (NDPOOL_PART), so that they are compiled side by side.
 #define NDPOOL_JOIN(a, b) a##b
 #define NDPOOL_NAME(a, b) NDPOOL_JOIN(a, b)
 #define NDPOOL_TEXT(a) NDPOOL_QUOTE(a)
 #define NDPOOL_QUOTE(a) #a
+Kernel NDPOOL_NAME(max_, NDPOOL_ISA)(const Problem& p);
+Kernel NDPOOL_NAME(min_, NDPOOL_ISA)(const Problem& p);
+Kernel NDPOOL_NAME(sum_, NDPOOL_ISA)(const Problem& p);
+Kernel NDPOOL_NAME(backward_, NDPOOL_ISA)(const Problem& p);
+
+#define NDPOOL_PART_max 1
+#define NDPOOL_PART_min 2
+#define NDPOOL_PART_sum 3
+#define NDPOOL_PART_backward 4
+#if NDPOOL_NAME(NDPOOL_PART_, NDPOOL_PART) == NDPOOL_PART_max
+Kernel NDPOOL_NAME(max_, NDPOOL_ISA)(const Problem& p) { return pick<Max>(p); }
+#elif NDPOOL_NAME(NDPOOL_PART_, NDPOOL_PART) == NDPOOL_PART_min
+Kernel NDPOOL_NAME(min_, NDPOOL_ISA)(const Problem& p) { return pick<Min>(p); }
+#elif NDPOOL_NAME(NDPOOL_PART_, NDPOOL_PART) == NDPOOL_PART_sum
+Kernel NDPOOL_NAME(sum_, NDPOOL_ISA)(const Problem& p) { return sum(p); }
+#else
+Kernel NDPOOL_NAME(backward_, NDPOOL_ISA)(const Problem& p) { return backward(p); }
+
+namespace {
+
+Kernel forward(const Problem& p) {
+  switch (p.op) {
+  case Op::max:
+    return NDPOOL_NAME(max_, NDPOOL_ISA)(p);
+  case Op::min:
+    return NDPOOL_NAME(min_, NDPOOL_ISA)(p);
+  default:
+    return NDPOOL_NAME(sum_, NDPOOL_ISA)(p);
+  }
+}
+
+}  // namespace
+
 extern const Kernels NDPOOL_NAME(kernels_, NDPOOL_ISA);
 const Kernels NDPOOL_NAME(kernels_, NDPOOL_ISA) = {NDPOOL_TEXT(NDPOOL_ISA), forward, backward};
+#endif
 
 }  // namespace ndpool

@@ -9,7 +9,12 @@ namespace ndpool {
 struct Kernel {
   void (*prepare)(Problem&) = nullptr;  // tiles and scratch
   void (*run)(const Problem&, int64_t begin, int64_t end, char* scratch) = nullptr;
+  const char *engine = nullptr, *isa = nullptr;
 };
+
+template <class Engine> constexpr Kernel kernel_of() {
+  return {Engine::prepare, Engine::run, Engine::engine, nullptr};
+}
 
 // A function may leave a problem to the next set by returning an empty kernel; the last set has them all.
 struct Kernels {

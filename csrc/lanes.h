@@ -11,6 +11,7 @@ namespace ndpool {
 namespace {
 
 template <class R, class S, bool coded> struct Lanes {
+  static constexpr const char* engine = "channels_last";
   using V = typename R::V;
   using C = UnsignedLike<V>;
   static constexpr int N = wide<V>;

@@ -14,6 +14,7 @@ namespace {
 
 // Floats, or bytes: signed ones and their minima are maxima of other bytes, some bits of which are turned.
 template <class R> struct LongBest {
+  static constexpr const char* engine = "long_max";
   using V = typename R::V;
   static constexpr int N = wide<V>;
   static constexpr bool real = is_real<V>;

@@ -12,6 +12,7 @@ namespace ndpool {
 namespace {
 
 struct LongSums {
+  static constexpr const char* engine = "long_sums";
   using V = float;
   static constexpr int N = wide<V>;
   using Vn = Vec<V, N>;

@@ -12,6 +12,7 @@ namespace ndpool {
 namespace {
 
 struct LongerSums {
+  static constexpr const char* engine = "longer_sums";
   using V = float;
   static constexpr int N = wide<V>, most_steps = 4;
   using Vn = Vec<V, N>;

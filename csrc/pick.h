@@ -27,6 +27,8 @@ template <class V, class S> class PickRows {
   };
 
 public:
+  static constexpr const char* engine = "max_backward";
+
   static bool serves(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
     if (p.extra != Extra::offset8 || p.lanes > 1 || !last.regular() || last.stride > 2 || last.kernel < 2 ||
@@ -68,8 +70,8 @@ private:
   PickRows(const Problem& p, char* memory, int64_t& bytes)
       : p_(p), follow_(rows_follow<S>(p)), direct_(follow_ || p.y.pooled[p.n_axes - 1] == sizeof(S)),
         reads_(p.x.pooled[p.n_axes - 1] == sizeof(S) && p.extra_array.pooled[p.n_axes - 1] == 1),
-        grad_end_(readable_end(p, p.x, sizeof(S))), offset_end_(readable_end(p, p.extra_array, 1)),
-        held_(p.tile + 2 * margin + 2 * N) {
+        grad_end_(readable_end(p, p.x, sizeof(S), Over::outputs)),
+        offset_end_(readable_end(p, p.extra_array, 1, Over::outputs)), held_(p.tile + 2 * margin + 2 * N) {
     Scratch scratch(memory);
     row_ = scratch.take<S>(p.tile + 2 * N);
     invalid_ = scratch.take<C>(held_) + margin;

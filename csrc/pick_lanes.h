@@ -25,6 +25,8 @@ template <class V> class PickLanes {
   };
 
 public:
+  static constexpr const char* engine = "max_backward_channels_last";
+
   static bool serves(const Problem& p) {
     const int a = p.n_axes - 1;
     const int64_t item = sizeof(V);

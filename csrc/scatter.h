@@ -19,6 +19,8 @@ template <class V, class Offset> class Scatter {
   static constexpr int shift = 22;  // a product and a shift divide codes below 1024 by the taps of a row
 
 public:
+  static constexpr const char* engine = "max_backward_scatter";
+
   static bool serves(const Problem& p) {
     return p.lanes == 1 && most_slabs(p) <= max_slabs && p.axes[p.n_axes - 1].out <= 1 << 20;
   }
@@ -51,7 +53,7 @@ private:
   Scatter(const Problem& p, Scratch& scratch)
       : p_(p), load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)),
         direct_(stored_as<V>(p.y_type) && p.y.pooled[p.n_axes - 1] == sizeof(V)),
-        end_(readable_end(p, p.extra_array, sizeof(Offset))) {
+        end_(readable_end(p, p.extra_array, sizeof(Offset), Over::outputs)) {
     const Axis &rows = p.axes[p.n_axes - 2], &last = p.axes[p.n_axes - 1];
     piece_rows_ = most(1, least(rows.size, piece_size / p.tile));
     sink_ = Place(piece_rows_ * p.tile);

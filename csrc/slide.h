@@ -12,6 +12,7 @@ namespace ndpool {
 namespace {
 
 template <class R, bool coded> struct Slide {
+  static constexpr const char* engine = "sliding";
   using V = typename R::V;
   using C = UnsignedLike<V>;
   static constexpr int N = wide<V>;
@@ -112,6 +113,7 @@ private:
   bool small_;        // 3 x 3
   bool even_ = true;  // all columns share the divisor
   bool exact_;        // whole numbers that floats can hold
+  bool follow_;       // rows of results follow each other in memory, tile by tile
 
   Slide(const Problem& p, char* memory) : p_(p), cut_(p), input_(p, true), store_(storer<V>(p.y_type, true)) {
     Scratch scratch(memory);
@@ -130,7 +132,8 @@ private:
     outer_ = scratch.take<V>(cut_.height);
     small_ = cut_.rows.kernel == 3 && cut_.cols.kernel == 3 && (R::picks || cut_.cols.step * p.lanes == 1);
     exact_ = p.x_type < Dtype::f16 && p.y_type < Dtype::f16;
-    end_ = reinterpret_cast<const V*>(end_of(p, sizeof(V)));
+    follow_ = cut_.tiles == 1 && cut_.chunks == 1 && follows(p, p.y, sizeof(V), Over::outputs);
+    end_ = reinterpret_cast<const V*>(readable_end(p, p.x, sizeof(V), Over::inputs));
     const bool positions = p.extra == Extra::index64;
     row_unit_ = C(positions ? cut_.rows.step * cut_.cols.size : cut_.cols.kernel);
     col_unit_ = C(positions ? cut_.cols.step : 1);
@@ -324,8 +327,6 @@ private:
     const bool native =
         writes_directly<V>(p_, first) && (p_.n_axes == 1 || p_.y.pooled[0] % int64_t(sizeof(V)) == 0);
     const int64_t y_pitch = p_.n_axes == 2 ? p_.y.pooled[0] / int64_t(sizeof(V)) : t.n;
-    const bool follow =
-        y_pitch == t.n && (t.planes == 1 || p_.y.lead[p_.n_lead - 1] == rows * first.n * first.stride);
     if constexpr (!R::picks) even_ = shares(t);
     for (int64_t q = 0; q < t.planes; ++q) {
       char* plane = q ? base(p_.y, t, q)
@@ -333,7 +334,7 @@ private:
       V* y = reinterpret_cast<V*>(row(p_.y, plane, t, t.r0, t.c0, t.c1).data);
       const int64_t at = q * cut_.plane_rows;
       // Elements from y on that belong to this tile and are written in rising order: what spills is written again.
-      const int64_t room = follow ? (t.planes - q) * rows * t.n : 0;
+      const int64_t room = follow_ ? (t.planes - q) * rows * t.n : 0;
       if (R::picks || small_) {
         // A row shorter than a vector spills into the next, which must be written later.
         const bool direct = native && (t.n >= N || (room >= rows * t.n + N && cut_.rows.step == 1));

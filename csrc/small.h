@@ -21,6 +21,7 @@ template <class R, bool coded> class Small {
   static constexpr int64_t calm_planes = 16;  // done by the careful engine after one that needs it
 
 public:
+  static constexpr const char* engine = "small_planes";
   static bool serves(const Problem& p) {
     if (p.n_axes != 2 || !Careful::serves(p) || p.axes[0].uncropped != p.axes[0].kernel) return false;
     for (int a = 0; a < 2; ++a)
@@ -65,8 +66,7 @@ private:
       for (int j = 0; j < N; ++j) taps_[t][j] = std::int32_t(2 * j + t * cols_.step);
     for (int j = 0; j < N; ++j)
       by_[j] = V(p.divisor ? p.divisor : j < cols_.out && p.divide ? most(1, share(cols_, j)) : 1);
-    const int64_t row = cols_.out * int64_t(sizeof(V));
-    follow_ = p.n_lead == 1 && p.y.pooled[0] == row && p.y.lead[0] == row * rows_.out;
+    follow_ = follows(p, p.y, sizeof(V), Over::outputs);
   }
 
   template <int K, int W> void all(int64_t begin, int64_t end) const {

@@ -21,6 +21,8 @@ template <class V> class SpreadRows {
   };
 
 public:
+  static constexpr const char* engine = "sum_backward";
+
   static bool serves(const Problem& p) {
     return p.op == Op::sum && most_slabs(p) <= max_slabs && sizes(p).bytes <= 1 << 24;
   }
@@ -70,7 +72,7 @@ private:
   SpreadRows(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
       : p_(p), walk_(walk), rows_(walk.axis(p.n_axes - 2)), sizes_(sizes(p)), width_(0),
         load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)), follow_(rows_follow<V>(p)),
-        end_(readable_end(p, p.x, sizeof(V))) {
+        end_(readable_end(p, p.x, sizeof(V), Over::outputs)) {
     Scratch scratch(memory);
     const int64_t width = sizes_.tile * p.lanes;
     padded_ = scratch.take<V>(sizes_.held);
@@ -127,7 +129,8 @@ private:
     if (uniform_ && follow_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
         p_.x.pooled[p_.n_axes - 1] == sizeof(V) && rows_.regular() && last.regular() && rows_.step == 1 &&
         last.step == 1 && rows_.kernel == last.kernel) {
-      if (rows_.stride == 1 && last.stride == 1 && last.kernel == 3 && width_ >= M) strips_ = 3;
+      // This way divides sums; where gradients are divided before they are added up it would give other bits.
+      if (rows_.stride == 1 && last.stride == 1 && last.kernel == 3 && width_ >= M && !early_) strips_ = 3;
       if (rows_.stride == 2 && last.stride == 2 && last.kernel == 2 && rows_.origin == 0 &&
           last.origin == 0 && last.size == 2 * last.out && rows_.size == 2 * rows_.out)
         strips_ = 2;

@@ -15,6 +15,7 @@ namespace ndpool {
 namespace {
 
 template <class R> struct Strips {
+  static constexpr const char* engine = "strips";
   using V = typename R::V;
   static_assert(std::is_same_v<V, float>);
   static constexpr int broad = wide<V>, slim = broad / 2;

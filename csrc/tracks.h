@@ -10,6 +10,7 @@ namespace ndpool {
 namespace {
 
 template <class R> struct Tracks {
+  static constexpr const char* engine = "tracks";
   using V = typename R::V;
   static_assert(std::is_same_v<V, float>);
   static constexpr int N = wide<V>, broad = vector_bytes == 64 ? 4 : 2;

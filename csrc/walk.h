@@ -4,24 +4,10 @@
 #pragma once
 
 #include "convert.h"
+#include "memory.h"
 
 namespace ndpool {
 namespace {
-
-// Behind the last element of the input; null where it has negative strides.
-inline const char* end_of(const Problem& p, int64_t item) {
-  const char* end = p.x.data + item + (p.lanes - 1) * p.x.lane;
-  bool forth = p.x.lane >= 0;
-  for (int a = 0; a < p.n_axes; ++a) {
-    forth &= p.x.pooled[a] >= 0;
-    end += (p.axes[a].size - 1) * p.x.pooled[a];
-  }
-  for (int a = 0; a < p.n_lead; ++a) {
-    forth &= p.x.lead[a] >= 0;
-    end += (p.lead_shape[a] - 1) * p.x.lead[a];
-  }
-  return forth ? end : nullptr;
-}
 
 // A list of (index, tap) pairs along one outer axis, and the row sets made of their product.
 struct Taps {
@@ -42,9 +28,7 @@ private:
   char* at_;
 };
 
-// `rows` says whether rows are counted over the outputs (forward) or the inputs (backward) of the outer axes.
-enum class Over { outputs, inputs };
-
+// Rows are counted over the outputs (forward) or the inputs (backward) of the outer axes.
 template <Over over> class Walk {
 public:
   Walk(const Problem& p, int64_t unit) : p_(p), outer_(p.n_axes - 1) {
@@ -110,7 +94,7 @@ public:
   Row row(const Array& array, int64_t from, int64_t to) const { return row(array, at_, from, to); }
 
 private:
-  int64_t extent(int a) const { return over == Over::outputs ? axes_[a].out : axes_[a].size; }
+  int64_t extent(int a) const { return ndpool::extent(axes_[a], over); }
 
   char* base(const Array& array) const { return base_[&array - p_.arrays()]; }
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ndpool import nn
 from ndpool._config import get_num_threads, set_num_threads, show_config
+from ndpool._explain import explain
 from ndpool.functional import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -45,6 +46,7 @@ __all__ = [
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool3d",
+    "explain",
     "fractional_max_pool2d",
     "fractional_max_pool3d",
     "get_num_threads",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ndpool import geometry
 from ndpool._arguments import LIMIT, check_divisor, check_rank, check_sign, input_name
+from ndpool._explain import note_copy
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -106,6 +107,7 @@ def pool(
     if reduction.norm and not divisor:
         divisor = plan.norm_divisor
     if reduction.norm and isinf(norm):  # the extremum of the magnitudes
+        note_copy("magnitudes of the input")
         reduction, x = REDUCTIONS["max" if norm > 0 else "min"], np.abs(x)
     if reduction.norm and isinstance(norm, int) and code < _FIRST_FLOAT:
         return _integer_norm(fn, plan, x, axes, dtype, out, divisor, norm)
@@ -124,10 +126,12 @@ def pool(
     except (MemoryError, ValueError) as error:
         raise _renamed(fn, error) from None
     if y.dtype != result:
+        note_copy("result to its dtype")
         y = y.astype(result)
     if out is not None:
         for target, got in zip(targets, (y, indices), strict=True):
             if target is not None and target is not got:
+                note_copy("result to out")
                 target[...] = got
         return out
     return (y, indices) if return_indices else y
@@ -142,6 +146,7 @@ def _integer_norm(
             f"{fn}: norm_type must be positive for integers to an integer power; got norm_type={norm}"
         )
     result = _result_dtype(fn, REDUCTIONS["lp"], _CODES[x.dtype], x.dtype, dtype)
+    note_copy("powers of the input")
     powers = (x if x.dtype == np.uint64 else x.astype(np.int64)) ** norm
     if divisor and divisor == plan.norm_divisor:
         sums = pool(fn, plan, REDUCTIONS["sum"], powers, axes, False, None, None, 0, 0.0)
@@ -193,6 +198,7 @@ def pool_backward(
         arrays = [grad, offsets, y]
         args = (kind, reduction.divides, divisor, norm)
         if not _backward(plan, reduction, arrays, code, axes, result, *args):
+            note_copy("misaligned arrays")
             _backward(
                 plan, reduction, [a if a is None else a.copy() for a in arrays], code, axes, result, *args
             )
@@ -230,6 +236,7 @@ def move(
     code = _CODES[wide.dtype]
     understood, bad = core.unpool(_raw(wide), _raw(narrow), indices, code, n_axes, scatter)
     if not understood:
+        note_copy("arrays whose planes are not evenly strided, or misaligned")
         packed = [np.array(a, order="C") for a in (wide, narrow, indices)]  # also what is misaligned
         understood, bad = core.unpool(_raw(packed[0]), _raw(packed[1]), packed[2], code, n_axes, scatter)
         if not understood:
@@ -305,6 +312,7 @@ def _usable(fn: str, name: str, x: NDArray[Any]) -> tuple[NDArray[Any], int]:
         return x, code
     native = x.dtype.newbyteorder("=")
     if native in _CODES:
+        note_copy(f"{name} to native byte order")
         return x.astype(native), _CODES[native]
     if x.dtype.name == "bfloat16" and x.dtype.itemsize == 2:
         _CODES[x.dtype] = _BFLOAT16
@@ -427,6 +435,7 @@ def _forward(
     how = (kind, reduction.divides, divisor, norm)
     if not core.forward(native, reduction.op, x, code, axes, _raw(y), _CODES[y.dtype], extra, *how):
         # Misaligned memory (a field of packed records, say): the one layout that needs copies.
+        note_copy("misaligned arrays")
         new_y, new_extra = (a if a is None or a.flags.aligned else np.empty_like(a) for a in (y, extra))
         new = _raw(new_y)
         if not core.forward(

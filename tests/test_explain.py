@@ -1,0 +1,171 @@
+"""`explain` says which engine ran, and shows that every engine is reached on every instruction set."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ndpool
+from cases import moved
+from helpers import hard_values
+from ndpool._native import core
+from ndpool.frameworks import numpy as framework
+from ndpool.geometry import adaptive, sliding
+from ndpool.reductions import REDUCTIONS
+
+SETS = core.isa_names()
+WIDE = "avx512"  # some engines need its masks
+
+
+@pytest.fixture(autouse=True)
+def settings_kept():
+    isa, threads = core.isa(), core.num_threads()
+    yield
+    core.set_isa(isa)
+    core.set_num_threads(threads)
+
+
+def image(*shape, dtype=np.float32, last=False):
+    x = hard_values(shape, dtype)
+    return moved(x, 1, -1) if last else x
+
+
+def backward(reduce, plan, x, axes=(2, 3)):
+    """The gradient of a pool, as a function that `explain` can call."""
+    reduction = REDUCTIONS[reduce]
+    if not reduction.picks:
+        return framework.pool_backward(plan, reduction, np.ones((*x.shape[:2], *plan.out), x.dtype), axes)
+    y, offsets = framework.pool_offsets(plan, reduction, x, axes)
+    return framework.pool_backward(plan, reduction, np.ones_like(y), axes, offsets=offsets)
+
+
+def windows(sizes, kernel, stride=None, padding=0):
+    return sliding("f", sizes, kernel, stride, padding, 1, False, strict=False)
+
+
+# engine -> instruction sets that have it, and a call that it serves
+FORWARD = {
+    "direct": (SETS, lambda: (ndpool.max_pool2d, image(2, 3, 64, 96), 2)),
+    "small_planes": ([WIDE], lambda: (ndpool.max_pool2d, image(11, 7, 14, 14), 3, 2, 1)),
+    "blocks": (SETS, lambda: (ndpool.adaptive_max_pool2d, image(2, 3, 56, 60), 7)),
+    "channels_last": (SETS, lambda: (ndpool.max_pool2d, image(1, 64, 23, 21, last=True), 3, 2, 1)),
+    "tracks": (SETS, lambda: (ndpool.max_pool2d, image(1, 64, 23, 21, last=True), 5, 1, 2)),
+    "strips": ([WIDE], lambda: (ndpool.max_pool2d, image(1, 2, 64, 96), 3, 1, 1)),
+    "long_max": ([WIDE], lambda: (ndpool.max_pool2d, image(1, 1, 100, 260), 31, 1, 15)),
+    "long_sums": ([WIDE], lambda: (ndpool.avg_pool2d, image(1, 1, 100, 260), 7, 1, 3)),
+    "longer_sums": ([WIDE], lambda: (ndpool.avg_pool2d, image(1, 1, 100, 260), 31, 1, 15)),
+    "sliding": (SETS, lambda: (ndpool.max_pool2d, image(1, 2, 40, 50, dtype=np.float64), 5, 1, 2)),
+    "rows_first": (SETS, lambda: (ndpool.max_pool2d, image(1, 2, 40, 50), 5, 3)),
+    "columns_first": (SETS, lambda: (ndpool.avg_pool2d, image(1, 2, 40, 50), 5, 3)),
+}
+BACKWARD = {
+    "max_backward": lambda x: backward("max", windows((24, 40), 3, 2, 1), x),
+    "max_backward_channels_last": lambda x: backward("max", windows((24, 40), 3, 2, 1), moved(x, 1, -1)),
+    "max_backward_scatter": lambda x: backward("max", adaptive("f", (24, 40), (5, 7)), x),
+    "sum_backward": lambda x: backward("avg", windows((24, 40), 3, 2, 1), x),
+    "gather": lambda x: backward("max", windows((24, 40), 17), moved(x, 1, -1)),
+}
+
+
+@pytest.mark.parametrize("engine", FORWARD)
+@pytest.mark.parametrize("isa", SETS)
+def test_every_forward_engine_is_reached(isa, engine):
+    assert core.set_isa(isa)
+    having, call = FORWARD[engine]
+    found = ndpool.explain(*call())
+    assert [step.direction for step in found.steps] == ["forward"]
+    assert found.copies == ()
+    assert (found.forward.engine == engine) == (isa in having)
+    assert found.forward.instruction_set == isa
+
+
+@pytest.mark.parametrize("engine", BACKWARD)
+@pytest.mark.parametrize("isa", SETS)
+def test_every_backward_engine_is_reached(isa, engine):
+    assert core.set_isa(isa)
+    found = ndpool.explain(BACKWARD[engine], image(2, 16, 24, 40))
+    assert (found.backward.engine, found.backward.instruction_set) == (engine, isa)
+
+
+def test_the_lists_above_name_every_engine():
+    """The names stand in the sources of the core, one for each engine."""
+    text = "".join(path.read_text() for path in (Path(__file__).parents[1] / "csrc").glob("**/*.h"))
+    names = set(re.findall(r'constexpr const char\* engine = "(\w+)"', text))
+    assert names == set(FORWARD) | set(BACKWARD)
+
+
+@pytest.mark.skipif(WIDE not in SETS, reason="needs AVX-512")
+def test_integers_that_fall_to_another_instruction_set_say_so():
+    core.set_isa(WIDE)
+    for dtype in ("int16", "uint32", "int64"):
+        found = ndpool.explain(ndpool.max_pool2d, image(1, 2, 40, 50, dtype=dtype), 2)
+        assert found.forward.instruction_set == "avx2"
+    assert (
+        ndpool.explain(ndpool.max_pool2d, image(1, 2, 40, 50, dtype="uint8"), 2).forward.instruction_set
+        == WIDE
+    )
+
+
+def test_threads():
+    core.set_num_threads(3)
+    assert ndpool.explain(ndpool.max_pool2d, image(1, 3, 20, 20), 2).forward.threads == 1
+    assert ndpool.explain(ndpool.max_pool2d, image(4, 64, 112, 112), 2).forward.threads == 3
+    before = core.set_serial_bytes(0)
+    try:
+        assert ndpool.explain(ndpool.max_pool2d, image(1, 3, 20, 20), 2).forward.threads == 3
+    finally:
+        core.set_serial_bytes(before)
+
+
+def test_copies():
+    x = image(2, 3, 8, 8)
+    assert ndpool.explain(ndpool.max_pool2d, x[:, ::-1, :, ::2], 2).copies == ()
+    assert ndpool.explain(ndpool.max_pool2d, x.astype(">f4"), 2).copies == ("input to native byte order",)
+    packed = np.zeros(x.shape, np.dtype([("tag", "u1"), ("value", "f4")]))["value"]
+    assert ndpool.explain(ndpool.max_pool2d, packed, 2).copies == ("misaligned arrays",)
+    out = x[..., :4, :4]
+    assert ndpool.explain(ndpool.max_pool2d, x, 2, out=out).copies == ("result to out",)
+
+
+def test_names_layers_and_unpooling():
+    x = image(2, 3, 8, 8)
+    found = ndpool.explain("max_pool2d", x, 2)
+    assert found.function == "max_pool2d"
+    assert ndpool.explain(ndpool.nn.MaxPool2d(2), x).function == "MaxPool2d"
+    values, indices = ndpool.max_pool2d(x, 2, return_indices=True)
+    assert [s.direction for s in ndpool.explain("max_unpool2d", values, indices, 2).steps] == ["unpool"]
+    assert ndpool.explain(ndpool.max_pool2d, x[:0], 2).steps == ()
+    with pytest.raises(ValueError, match="function='nothing'"):
+        ndpool.explain("nothing", x)
+    with pytest.raises(TypeError, match="explain: function must be a function"):
+        ndpool.explain(3, x)
+
+
+def test_it_prints_what_it_found():
+    text = repr(ndpool.explain(ndpool.max_pool2d, image(1, 2, 40, 50), 2))
+    assert text.splitlines()[0] == "max_pool2d"
+    assert f"forward: direct, {core.isa()}, 1 thread" in text
+    assert text.endswith("copies: none")
+
+
+def test_an_error_ends_the_recording():
+    with pytest.raises(ValueError, match="padding"):
+        ndpool.explain(ndpool.max_pool2d, image(1, 2, 8, 8), 2, padding=9)
+    assert len(ndpool.explain(ndpool.max_pool2d, image(1, 2, 8, 8), 2).steps) == 1
+
+
+@pytest.mark.torch
+def test_tensors_and_their_gradients():
+    torch = pytest.importorskip("torch")
+    x = torch.rand(2, 16, 24, 40, requires_grad=True)
+    found = ndpool.explain(ndpool.max_pool2d, x, 3, 2, 1)
+    assert [step.direction for step in found.steps] == ["forward", "backward"]
+    assert found.backward.engine == "max_backward"
+    assert ndpool.explain(ndpool.max_pool2d, x.detach(), 3, 2, 1).backward is None
+    half = torch.rand(2, 16, 24, 40).to(torch.bfloat16)
+    assert ndpool.explain(ndpool.max_pool2d, half, 3, 2, 1).copies == ()
+    assert hard_values((2,), ml_dtypes.bfloat16).itemsize == half.element_size()
