@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -26,7 +27,7 @@ class Worker:
 
     def __init__(self, seed: int, first: int, step: int, stop: int) -> None:
         self.seed, self.step, self.stop = seed, step, stop
-        self.number = first - step
+        self.number, self.case = first - step, ""  # the case that runs
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fuzz.work", *map(str, (seed, first, step, stop))],
@@ -50,7 +51,7 @@ class Worker:
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""
         self.errors.seek(0)
-        return self.errors.read()[-2000:]
+        return self.errors.read().partition("Extension modules")[0][-2000:]
 
     def end(self) -> int:
         """End the process if it still runs; its exit status."""
@@ -65,7 +66,8 @@ class Worker:
 class Run:
     """All workers of a run, the counts and the failures."""
 
-    def __init__(self, seed: int, seconds: float, cases: int | None, workers: int) -> None:
+    def __init__(self, seed: int, seconds: float, cases: int | None, workers: int, ignore: str) -> None:
+        self.ignore, self.ignored = ignore, 0
         self.seed, self.seconds, self.n_workers = seed, seconds, workers
         self.stop = cases if cases is not None else 1 << 62
         self.counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -79,9 +81,13 @@ class Run:
             worker = Worker(self.seed, first, self.n_workers, self.stop)
             self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
 
-    def fail(self, number: int, told: str) -> None:
+    def fail(self, worker: Worker, told: str) -> None:
         """Report a failure."""
-        case = case_seed(self.seed, number)
+        told = f"{worker.case}\n    {told}"
+        if self.ignore and re.search(self.ignore, told):
+            self.ignored += 1
+            return
+        case = case_seed(self.seed, worker.number)
         self.failures.append((case, told))
         if len(self.failures) <= SHOWN:
             print(f"FAILED case {case}: {told}", flush=True)
@@ -92,14 +98,15 @@ class Run:
         for line in lines:
             word, _, rest = line.partition(" ")
             if word == "begin":
-                worker.number = int(rest)
+                number, _, worker.case = rest.partition(" ")
+                worker.number = int(number)
             elif word == "end":
                 self.cases += 1
                 told: dict[str, Any] = json.loads(rest)
                 for kind, values in told["tags"].items():
                     self.counts[kind].update(values)
                 if "failure" in told:
-                    self.fail(worker.number, told["failure"])
+                    self.fail(worker, told["failure"])
         return not ended
 
     def lost(self, worker: Worker, why: str = "") -> None:
@@ -110,7 +117,7 @@ class Run:
             return
         kind = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         self.cases += 1
-        self.fail(worker.number, why or f"the process ended with {kind}\n{worker.last_words()}")
+        self.fail(worker, why or f"the process ended with {kind}\n{worker.last_words()}")
         if worker.number >= 0:
             self.start(worker.number + worker.step)
 
@@ -136,6 +143,8 @@ class Run:
             print(f"{kind}: " + ", ".join(f"{name} {n}" for name, n in counted.most_common()))
         rate = self.cases / max(seconds, 1e-9)
         print(f"{self.cases} cases in {seconds:.0f} s, {rate:.0f} per second; seed {self.seed}")
+        if self.ignored:
+            print(f"{self.ignored} failures ignored")
         if self.failures:
             print(f"{len(self.failures)} failures; rerun one with: python -m fuzz --case SEED")
             print("seeds: " + " ".join(str(case) for case, _ in self.failures[:200]))
@@ -148,6 +157,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the run; random and printed if not given")
     parser.add_argument("--cases", type=int, help="stop after so many, whatever the time")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--ignore", default="", help="a regular expression: failures that are known already")
     parser.add_argument("--case", type=int, help="rerun one case and print a program that repeats it")
     options = parser.parse_args()
     if options.case is not None:
@@ -156,7 +166,13 @@ def main() -> int:
         return rerun(options.case)
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    run = Run(seed, options.seconds if options.cases is None else 1e9, options.cases, options.workers)
+    run = Run(
+        seed,
+        options.seconds if options.cases is None else 1e9,
+        options.cases,
+        options.workers,
+        options.ignore,
+    )
     run.run()
     return 1 if run.failures else 0
 

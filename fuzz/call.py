@@ -9,7 +9,7 @@ import numpy as np
 import ndpool
 from cases import from_torch, to_torch
 from fences import Layout, Memory, lay
-from fuzz.draw import Case
+from fuzz.case import Case
 from oracle import Array
 
 LAYERS = {

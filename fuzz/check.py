@@ -14,7 +14,7 @@ import ndpool
 from fences import Memory, packed, poisoned_results
 from fuzz import reference
 from fuzz.call import arrays, convert, invoke, memory, run
-from fuzz.draw import Case
+from fuzz.case import Case
 from ndpool._native import core
 from oracle import Array, counts, is_float
 

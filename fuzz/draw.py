@@ -6,7 +6,6 @@ The same seed always gives the same case. Arguments are legal here; `illegal.py`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any
 
@@ -14,11 +13,11 @@ import numpy as np
 
 import oracle
 from cases import BOOL, DTYPES, chance, draw_floats, draw_whole, pick, spell, unpool_sizes
-from fences import ENDS, Layout, packed
+from fences import ENDS, packed
 from fuzz import reference
+from fuzz.case import Case, Rng, draw_layout, repeated
 from oracle import Array, DType, Plan, is_float
 
-Rng = np.random.Generator
 SIZES = [
     1,
     2,
@@ -63,80 +62,6 @@ GENERAL = ["pool"] * 8 + ["adaptive_pool"] * 3 + ["unpool"]
 REDUCTIONS = ["max", "min", "avg", "sum", "lp"]
 
 
-@dataclass
-class Case:
-    """One call, and how it is varied."""
-
-    seed: int
-    function: str
-    framework: str
-    reduce: str
-    axes: tuple[int, ...]
-    values: Array
-    layout: Layout
-    kwargs: dict[str, Any]
-    plans: list[Plan] = field(default_factory=list)  # one, or one per plane
-    norm: float = 0
-    taps: int = 0  # of a whole window, which Lp pooling counts
-    end: str = ""
-    threads: int = 1
-    isa: int = 0
-    layer: bool = False
-    readonly: bool = False
-    swapped: bool = False
-    out: tuple[Layout, Layout] | None = None
-    out_end: str = ""
-    result_end: str = ""
-    gradient: bool = False
-    grad_layout: Layout = field(default_factory=lambda: packed(0))
-    indices: Array | None = None  # of unpooling
-    indices_layout: Layout | None = None
-    sizes: tuple[int, ...] = ()  # of the result of unpooling and fractional pooling
-    others: tuple[int, int, Layout] | None = None  # threads, instruction set and layout of a second call
-    illegal: int = 0  # a seed; 0 where the arguments are legal
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the input."""
-        return self.values.shape
-
-    @property
-    def dtype(self) -> DType:
-        """The type of the input."""
-        return self.values.dtype
-
-    @property
-    def picks(self) -> bool:
-        """Whether the result is one of the elements: exact, any type, with indices."""
-        return self.reduce in ("max", "min")
-
-    def __str__(self) -> str:
-        shown = {key: value for key, value in self.kwargs.items() if key != "_random_samples"}
-        out = [layout.tags for layout in (self.out or ())[: 1 + bool(self.kwargs.get("return_indices"))]]
-        more = [f"out={out}"] * bool(out) + ["layer"] * self.layer + ["swapped"] * self.swapped
-        return " ".join(
-            [
-                self.framework,
-                self.function,
-                self.dtype.name,
-                str(self.shape),
-                str(shown),
-                *self.layout.tags,
-                *more,
-            ]
-        )
-
-    @property
-    def outs(self) -> tuple[int, ...]:
-        """The shape of the result."""
-        if not self.plans:
-            shape = list(self.shape)
-            for axis, size in zip(self.axes, self.sizes, strict=True):
-                shape[axis] = size
-            return tuple(shape)
-        return reference.out_shape(self.shape, self.axes, self.plans[0])
-
-
 def draw_sizes(rng: Rng, n: int, budget: int) -> list[int]:
     """So many sizes with at most this product, in any order."""
     sizes = []
@@ -147,53 +72,6 @@ def draw_sizes(rng: Rng, n: int, budget: int) -> list[int]:
         sizes.append(size)
         budget = max(1, budget // size)
     return [sizes[i] for i in rng.permutation(n)]
-
-
-def draw_layout(rng: Rng, ndim: int, negative: bool = True, writable: bool = False) -> Layout:
-    """How an array lies in memory."""
-    layout = packed(ndim)
-    if ndim == 0 or chance(rng, 0.3):
-        return layout
-    kinds = ["last", "permuted", "gap", "step", "first gap", "many"]
-    kinds += ["negative"] * negative + ["zero"] * (not writable)
-    kind = pick(rng, kinds + ["shift"] * chance(rng, 0.3))
-    if kind == "last" and ndim > 2:
-        at = 1 if chance(rng, 0.7) else 0
-        return packed(ndim, [*range(at), *range(at + 1, ndim), at])
-    if kind in ("permuted", "many", "last"):
-        layout = layout._replace(order=tuple(int(a) for a in rng.permutation(ndim)))
-    axis = int(rng.integers(ndim))
-
-    def at(value: Any, rest: Any, axis: int) -> tuple[Any, ...]:
-        return tuple(value if a == axis else rest for a in range(ndim))
-
-    if kind == "gap":
-        layout = layout._replace(gaps=at(int(rng.integers(1, 9)), 0, axis))
-    if kind == "first gap":
-        layout = layout._replace(gaps=at(int(rng.integers(1, 70)), 0, min(1, ndim - 1)))
-    if kind == "step":
-        layout = layout._replace(steps=at(int(rng.integers(2, 4)), 1, axis))
-    if kind == "negative":
-        layout = layout._replace(signs=at(-1, 1, axis) if chance(rng, 0.6) else (-1,) * ndim)
-    if kind == "zero":
-        layout = layout._replace(broadcast=at(True, False, axis))
-    if kind == "shift":
-        layout = layout._replace(shift=1)
-    if kind == "many":
-        layout = layout._replace(
-            steps=tuple(int(s) for s in rng.choice([1, 1, 2, 3], ndim)),
-            gaps=tuple(int(g) for g in rng.choice([0, 0, 1, 5], ndim)),
-            signs=tuple(int(s) for s in rng.choice([1, -1] if negative else [1], ndim)),
-        )
-    return layout
-
-
-def repeated(values: Array, layout: Layout) -> Array:
-    """The values as a broadcast layout holds them: the first along its axes stands for all."""
-    if not any(layout.broadcast) or not values.size:
-        return values
-    first = tuple(slice(0, 1) if b else slice(None) for b in layout.broadcast)
-    return np.broadcast_to(values[first], values.shape).copy()
 
 
 def draw_window(rng: Rng, size: int, strict: bool, dilates: bool) -> tuple[int, int, int, int, int]:
@@ -217,9 +95,12 @@ def draw_sliding(rng: Rng, sizes: Sequence[int], function: str, cost: int) -> tu
     """Arguments of a sliding function and its windows; at most `cost` elements in all windows of a plane."""
     n, strict = len(sizes), function != "pool"
     dilates = not strict or function.startswith("max")
+    single = chance(rng, 0.12)  # one output
     for attempt in range(100):
         ceil = chance(rng, 0.35)
-        if chance(rng, 0.5):
+        if single:
+            axes = [(size, 1 if chance(rng, 0.5) else size, 0, 0, 1) for size in sizes]
+        elif chance(rng, 0.5):
             axes = [draw_window(rng, min(sizes), strict, dilates)] * n
         else:
             axes = [draw_window(rng, size, strict, dilates) for size in sizes]
@@ -356,7 +237,7 @@ def draw(seed: int, isas: int) -> Case:
     budget = int(rng.choice([60, 600, 3000, 20000, 150000], p=[0.36, 0.4, 0.2, 0.035, 0.005]))
     dtype = pick(rng, DTYPES) if chance(rng, 0.5) else pick(rng, DTYPES[-4:])
     if function in GENERAL:
-        n = min(int(rng.choice([1, 2, 3, 4, 5, 6], p=[0.3, 0.35, 0.2, 0.05, 0.05, 0.05])), 6)
+        n = min(int(rng.choice([1, 2, 3, 4, 5, 6], p=[0.4, 0.3, 0.15, 0.05, 0.05, 0.05])), 6)
         ndim = n + int(rng.integers(0, max(1, min(4, 7 - n))))
         in_place = chance(rng, 0.4)
         axes = tuple(range(ndim - n, ndim)) if in_place else tuple(int(a) for a in rng.permutation(ndim)[:n])

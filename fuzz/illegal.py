@@ -12,7 +12,7 @@ import numpy as np
 from cases import pick
 from fences import lay
 from fuzz.call import convert, invoke, memory
-from fuzz.draw import Case, Rng
+from fuzz.case import Case, Rng
 
 NUMBERS = [0, -1, -7, 2.0, 2.5, True, None, "2", "same", b"2", 2**31 - 1, 2**31, 2**63, -(2**63), 10**30]
 NUMBERS += [float("nan"), float("inf"), (), (1,), [2, 2], (1, 2, 3, 4, 5, 6, 7), (0, 1), (-1, 2), (2, None)]
@@ -61,6 +61,8 @@ def broken(rng: Rng, case: Case, x: Any, indices: Any) -> tuple[Any, Any, dict[s
         values = case.values
         options = [values[..., None, None, None, None], values.astype(np.complex64), values.reshape(-1)]
         options += [[[1.0, 2.0]], None, "x", values[..., :0], np.float32(3), values.astype(object)]
+        if case.layer and case.framework == "torch":
+            options = options[:3]  # a module hands what is no tensor to PyTorch
         chosen = pick(rng, options)
         numeric = isinstance(chosen, np.ndarray) and chosen.dtype != object
         x = convert(chosen, case.framework) if numeric else chosen

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fences import packed
-from fuzz.draw import Case
+from fuzz.case import Case
 from fuzz.work import one, prepare
 from oracle import Array
 
@@ -72,6 +72,6 @@ def rerun(seed: int) -> int:
     print(
         f"# {case.framework} {case.function} of {case.dtype.name}{case.shape} with {case.kwargs}", flush=True
     )
-    failure = one(seed, isas).get("failure")
+    failure = one(case).get("failure")
     print("FAILED: " + failure if failure else "passed")
     return 1 if failure else 0

@@ -12,7 +12,10 @@ import resource
 import sys
 import traceback
 import warnings
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from fuzz.case import Case
 
 MASK = 2**64 - 1
 
@@ -47,30 +50,28 @@ def limit_memory(more: int = 2 << 30) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def one(seed: int, isas: int) -> dict[str, Any]:
-    """Draw and check a case; what it was about, and what went wrong."""
+def one(case: Case) -> dict[str, Any]:
+    """Check a case; what it was about, and what went wrong."""
     from fuzz.check import check, tags
-    from fuzz.draw import draw
 
-    case = None
     try:
-        case = draw(seed, isas)
         check(case)
         return {"tags": tags(case)}
     except Exception as error:
         told = str(error) if type(error) is AssertionError and str(error) else traceback.format_exc(limit=-4)
-        if case is None:
-            return {"tags": {}, "failure": told}
-        return {"tags": tags(case), "failure": f"{case}\n    {told}"}
+        return {"tags": tags(case), "failure": told}
 
 
 def work(seed: int, first: int, step: int, stop: int, to: TextIO) -> None:
     """Cases first, first + step, … until `stop`, or until the parent ends the process."""
     isas = prepare()
+    from fuzz.draw import draw
+
     for number in range(first, stop, step):
-        to.write(f"begin {number}\n")
+        case = draw(case_seed(seed, number), isas)
+        to.write(f"begin {number} {case}\n")
         to.flush()
-        to.write(f"end {json.dumps(one(case_seed(seed, number), isas))}\n")
+        to.write(f"end {json.dumps(one(case))}\n")
     to.flush()
 
 
