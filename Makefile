@@ -9,7 +9,7 @@ SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types unit browser docs test-gpu sanitize-gpu sanitize sanitize-threads wheel clean
+.PHONY: help demo test lint types unit browser fuzz docs test-gpu sanitize-gpu sanitize sanitize-threads wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -29,6 +29,12 @@ types: .venv/.development  ## check the types of the package
 
 unit: .venv/.development browser  ## run the tests and the examples in the documentation
 	$(BIN)/pytest -n 2
+
+SECONDS ?= 60
+SEED ?=
+
+fuzz: .venv/.development  ## compare random calls with their definition for SECONDS=60, from SEED=n or a random one
+	PYTHONPATH=tests:. $(BIN)/python -m fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 # The explorer is tested in Chromium. Where there is none, root gets Debian's; otherwise those tests are skipped.
 browser:
@@ -75,7 +81,7 @@ wheel: .venv/.made  ## build a wheel into dist/
 
 clean:  ## remove everything that make made
 	rm -rf .venv .venv-sanitize .venv-tsan build dist site .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
-	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests fuzz examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made .venv-sanitize/.made .venv-tsan/.made:
 	$(PYTHON) -m venv $(@D)

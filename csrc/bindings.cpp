@@ -61,6 +61,7 @@ public:
   int ndim() const { return ndim_; }
   int64_t shape(int a) const { return shape_[a]; }
   int64_t stride(int a) const { return stride_[a]; }
+  int64_t item() const { return item_; }
   char* data() const { return data_; }
   bool aligned() const { return aligned_; }
 
@@ -293,6 +294,16 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
     for (const Member& m : members) m.array->lead[at] = strides[k++];
   }
   if (plan.planes() > 1 && plan.planes() != p.planes) fault("one table per plane is needed");
+  // The stride of an axis with one element is arbitrary: it becomes what it is in memory without gaps, so that engines
+  // may look at it.
+  for (const Member& m : members) {
+    int64_t pitch = p.lanes > 1 ? m.array->lane * p.lanes : m.buffer->item();
+    for (int a = p.n_axes - 1; a >= 0; --a) {
+      const int64_t extent = m.outputs ? p.axes[a].out : p.axes[a].size;
+      if (extent == 1) m.array->pooled[a] = pitch;
+      pitch = m.array->pooled[a] * extent;
+    }
+  }
 }
 
 void execute(Problem& p, const Kernel& kernel, int64_t cost) {

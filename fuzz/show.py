@@ -1,0 +1,77 @@
+"""Reruns one case and prints a program that makes the same call without the fuzzer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fences import packed
+from fuzz.case import Case
+from fuzz.work import one, prepare
+from oracle import Array
+
+
+def array_code(name: str, values: Array, layout: Any, framework: str) -> str:
+    """Lines that make an array of these values and strides."""
+    dtype = f"np.{values.dtype.name}" if values.dtype.name != "bfloat16" else "ml_dtypes.bfloat16"
+    strides = layout.strides(values.shape, values.dtype.itemsize)
+    reach = [(size - 1) * step for size, step in zip(values.shape, strides, strict=True)]
+    first = -sum(r for r in reach if r < 0) + layout.shift
+    total = first + sum(r for r in reach if r > 0) + values.dtype.itemsize
+    data = (
+        values.astype(np.float64).ravel().tolist()
+        if values.dtype.kind not in "iub"
+        else values.ravel().tolist()
+    )
+    lines = [
+        f"{name} = np.ndarray({values.shape}, {dtype}, np.zeros({total}, np.uint8).data, {first}, {strides})",
+        f"{name}[...] = np.array({data}).astype({dtype}).reshape({values.shape})",
+    ]
+    if framework == "torch":
+        bf16 = values.dtype.name == "bfloat16"
+        view = ".view(np.int16)).view(torch.bfloat16)" if bf16 else ")"
+        lines.append(f"{name} = torch.from_numpy({name}{view}")
+    return "\n".join(lines)
+
+
+def program(case: Case) -> str:
+    """A program that makes the call of the case."""
+    lines = ["import ml_dtypes, numpy as np, torch", "from numpy import inf, nan", "import ndpool"]
+    lines += ["from ndpool._native import core", f"core.set_isa(core.isa_names()[{case.isa}])"]
+    lines += [f"ndpool.set_num_threads({case.threads})"]
+    lines.append(array_code("x", case.values, case.layout, case.framework))
+    arguments = ["x"]
+    if case.indices is not None:
+        lines.append(array_code("indices", case.indices, case.indices_layout, case.framework))
+        arguments.append("indices")
+    for key, value in case.kwargs.items():
+        if key == "_random_samples":
+            lines.append(array_code("samples", value, packed(value.ndim), case.framework))
+            arguments.append("_random_samples=samples")
+        elif key == "dtype":
+            arguments.append(f"dtype={'torch' if case.framework == 'torch' else 'np'}.{value}")
+        else:
+            arguments.append(f"{key}={value!r}")
+    lines.append(f"print(ndpool.{case.function}({', '.join(arguments)}))")
+    return "\n".join(lines)
+
+
+def rerun(seed: int) -> int:
+    """Describe the case, print the program, run it."""
+    from fuzz.draw import draw
+
+    isas = prepare()
+    case = draw(seed, isas)
+    hidden = ("values", "plans", "indices", "kwargs")
+    for name, value in vars(case).items():
+        if name not in hidden and value not in (None, "", False):
+            print(f"# {name} = {value}")
+    if case.values.size <= 2000:
+        print(program(case))
+    print(
+        f"# {case.framework} {case.function} of {case.dtype.name}{case.shape} with {case.kwargs}", flush=True
+    )
+    failure = one(case).get("failure")
+    print("FAILED: " + failure if failure else "passed")
+    return 1 if failure else 0

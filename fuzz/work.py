@@ -1,0 +1,79 @@
+"""A worker: runs cases one after another and says on its standard output which one is next.
+
+A line is written before a case begins, so that the parent knows the seed of one that ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import resource
+import sys
+import traceback
+import warnings
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from fuzz.case import Case
+
+MASK = 2**64 - 1
+
+
+def case_seed(seed: int, number: int) -> int:
+    """The seed of a run's case of this number: 63 bits, well mixed (splitmix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + number * 0xD1B54A32D192ED03) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return (z ^ (z >> 31)) >> 1
+
+
+def prepare() -> int:
+    """Load everything; return the number of instruction sets."""
+    import torch
+
+    from ndpool._native import core
+
+    faulthandler.enable(all_threads=False)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # the references are small; ndpool's threads are its own
+    if hasattr(core, "set_serial_bytes"):
+        core.set_serial_bytes(1)  # threads for small arrays, too
+    limit_memory()
+    return len(core.isa_names())
+
+
+def limit_memory(more: int = 2 << 30) -> None:
+    """So much address space beyond what the process has: a call that asks for more gets a MemoryError."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/statm") as f:
+        used = int(f.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def one(case: Case) -> dict[str, Any]:
+    """Check a case; what it was about, and what went wrong."""
+    from fuzz.check import check, tags
+
+    try:
+        check(case)
+        return {"tags": tags(case)}
+    except Exception as error:
+        told = str(error) if type(error) is AssertionError and str(error) else traceback.format_exc(limit=-4)
+        return {"tags": tags(case), "failure": told}
+
+
+def work(seed: int, first: int, step: int, stop: int, to: TextIO) -> None:
+    """Cases first, first + step, … until `stop`, or until the parent ends the process."""
+    isas = prepare()
+    from fuzz.draw import draw
+
+    for number in range(first, stop, step):
+        case = draw(case_seed(seed, number), isas)
+        to.write(f"begin {number} {case}\n")
+        to.flush()
+        to.write(f"end {json.dumps(one(case))}\n")
+    to.flush()
+
+
+if __name__ == "__main__":
+    work(*map(int, sys.argv[1:5]), sys.stdout)

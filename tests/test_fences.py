@@ -1,0 +1,171 @@
+"""CPU kernels beside pages that nobody may touch: instruction sets, dtypes, layouts, one to three threads.
+
+Each call runs as a case of the fuzzer: the result and its memory, a second way to it, a part of it, `out=`
+inside poisoned memory, offsets and gradients. A touched fence ends the process, so the cases run in child
+processes, which say what they are about to do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import count, pairwise, product
+
+import numpy as np
+import pytest
+
+from cases import DTYPES
+from fences import ENDS, Layout, Memory, packed, poisoned_results
+from fuzz.case import given
+from fuzz.check import check
+from helpers import hard_values, small
+from ndpool._native import core
+from oracle import is_float
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="fences need mprotect")
+
+CALLS = [  # function, shape, arguments
+    ("max_pool1d", (3, 5, 33), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    ("max_pool1d", (2, 9, 17), {"kernel_size": 5, "stride": 1, "padding": 2}),
+    ("max_pool2d", (2, 3, 7, 7), {"kernel_size": 3, "stride": 1, "padding": 1}),
+    ("max_pool2d", (2, 3, 16, 18), {"kernel_size": 2}),
+    ("max_pool2d", (2, 9, 9, 15), {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
+    ("max_pool2d", (1, 2, 21, 40), {"kernel_size": 9, "stride": 1, "padding": 4}),
+    ("max_pool2d", (1, 3, 13, 19), {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 2}),
+    ("max_pool3d", (2, 2, 4, 5, 9), {"kernel_size": 2, "stride": 1}),
+    ("avg_pool1d", (2, 5, 65), {"kernel_size": 5, "stride": 1, "padding": 1}),
+    ("avg_pool2d", (2, 3, 7, 9), {"kernel_size": 3, "stride": 1, "padding": 1}),
+    ("avg_pool2d", (2, 17, 8, 16), {"kernel_size": 2}),
+    ("avg_pool2d", (1, 2, 21, 40), {"kernel_size": 7, "stride": 1, "padding": 3}),
+    ("avg_pool3d", (1, 3, 4, 5, 17), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    ("lp_pool2d", (2, 3, 9, 17), {"norm_type": 2.0, "kernel_size": 3, "stride": 2}),
+    ("adaptive_max_pool2d", (3, 9, 7, 7), {"output_size": (1, 1)}),
+    ("adaptive_max_pool2d", (1, 3, 14, 17), {"output_size": (4, 5)}),
+    ("adaptive_avg_pool2d", (3, 33, 7, 7), {"output_size": (1, 1)}),
+    ("adaptive_avg_pool2d", (1, 3, 14, 56), {"output_size": (2, 7)}),
+    ("pool", (3, 5, 24), {"window": (5,), "stride": 1, "axes": (1,)}),
+    ("pool", (6, 5, 8), {"window": (2,), "stride": 1, "axes": (0,), "reduce": "min"}),
+    ("pool", (4, 3, 5, 9), {"window": (2, 3), "stride": 1, "axes": (2, 0), "reduce": "sum"}),
+    ("pool", (2, 9, 8), {"window": (9, 8), "reduce": "avg"}),
+    ("pool", (2, 3, 4, 3, 9), {"window": (2, 2, 2, 3), "stride": 1, "padding": 1}),
+    ("adaptive_pool", (4, 31, 3), {"output_size": (1,), "axes": (1,)}),
+]
+
+
+def layouts(ndim: int) -> list[Layout]:
+    """Packed, channels-last, Fortran order, gaps, negative and mixed strides, misaligned."""
+    plain, last = packed(ndim), ndim - 1
+    return [
+        plain,
+        packed(ndim, [0, *range(2, ndim), 1]),
+        packed(ndim, range(ndim - 1, -1, -1)),
+        plain._replace(gaps=tuple(3 * (a == 1) for a in range(ndim))),
+        plain._replace(steps=tuple(2 if a == last else 1 for a in range(ndim))),
+        plain._replace(signs=(-1,) * ndim),
+        packed(ndim, [1, 0, *range(2, ndim)])._replace(gaps=(1,) * ndim),
+        plain._replace(shift=1),
+    ]
+
+
+def sweep(isa: str, end: str, begin: int) -> None:
+    """All calls, dtypes and layouts from one number on; each says its name before it runs."""
+    assert core.set_isa(isa)
+    if hasattr(core, "set_serial_bytes"):
+        core.set_serial_bytes(1)
+    numbers = count()
+    for (function, shape, kwargs), dtype in product(CALLS, DTYPES):
+        averages = "avg" in function or kwargs.get("reduce") == "avg"
+        if averages and dtype.kind == "b":
+            continue
+        values = small(shape, dtype, low=0) if dtype.kind == "u" else hard_values(shape, dtype)
+        values = np.abs(values) if "lp" in function else values
+        for layout, other in zip(layouts(len(shape)), layouts(len(shape))[::-1], strict=True):
+            number = next(numbers)
+            torch = number % 3 == 2 and -1 not in layout.signs + other.signs and find_spec("torch")
+            if number < begin:
+                continue
+            case = given(function, values, "torch" if torch else "numpy", **kwargs)
+            if case.picks:
+                case.kwargs["return_indices"] = number % 2 == 1
+            case.seed, case.layout, case.out, case.grad_layout = number, layout, (other, layout), other
+            case.end = case.out_end = case.result_end = end
+            case.threads, case.isa = 1 + number % 3, core.isa_names().index(isa)
+            case.others = (1 + (number + 1) % 3, case.isa, other)
+            case.gradient = is_float(dtype)
+            print(f"{number} {case} with {case.threads} threads", flush=True)
+            try:
+                check(case)
+            except AssertionError as error:
+                print(f"failed: {error}", flush=True)
+    print("done", flush=True)
+
+
+@linux
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("isa", core.isa_names())
+def test_nothing_beside_an_array_is_touched(isa, end):
+    failures, begin = [], 0
+    while len(failures) < 10:
+        code = f"import test_fences; test_fences.sweep({isa!r}, {end!r}, {begin})"
+        child = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        lines = child.stdout.splitlines()
+        failures += [f"{case}\n    {told}" for case, told in pairwise(lines) if told[:6] == "failed"]
+        if lines and lines[-1] == "done":
+            break
+        assert lines, child.stderr
+        begin = 1 + int(next(line for line in reversed(lines) if line[:6] != "failed").split()[0])
+        failures.append(f"{lines[-1]}\n    exit status {child.returncode}: {child.stderr[-500:]}")
+    assert not failures, "\n".join(failures)
+
+
+@linux
+@pytest.mark.parametrize("end", ENDS)
+def test_fences_hold(end):
+    """A process that reads beside an array is ended, one that reads inside is not."""
+    code = """
+import ctypes, faulthandler, sys
+from fences import Memory
+memory = Memory((16,), "f4", None, sys.argv[1])
+ctypes.string_at(memory.array.ctypes.data + int(sys.argv[2]), 1)
+"""
+    for at, ended in ((64 if end == "behind" else -1, True), (63 if end == "behind" else 0, False)):
+        child = subprocess.run(
+            [sys.executable, "-c", code, end, str(at)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            check=False,
+        )
+        assert (child.returncode < 0) == ended
+
+
+def test_changed_bytes_are_seen():
+    """Beside the array, between its elements, and in it."""
+    layout = packed(2)._replace(gaps=(0, 2))
+    for at in (-1, 6, 13):
+        memory = Memory((2, 6), np.uint8, layout).keep()
+        memory.array[1, 5] = 3
+        memory.check("x", written=True)
+        with pytest.raises(AssertionError, match="in or beside x"):
+            memory.check("x")
+        memory.bytes[memory.offset + at] = 0
+        if at == 13:
+            memory.check("x", written=True)
+        else:
+            with pytest.raises(AssertionError, match="beside x"):
+                memory.check("x", written=True)
+
+
+def test_what_nobody_wrote_is_seen():
+    from ndpool.frameworks import numpy as framework
+
+    with poisoned_results():
+        made = framework._empty(np.zeros((2, 3)), (2, 3), np.dtype(np.uint16))
+        assert (made == 0xA5A5).all()
+    assert framework.np is np
