@@ -11,6 +11,7 @@ import faulthandler
 import mmap
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 import cases
+import gpu_draws
 import ndpool
 import ndpool.torch
 import oracle
@@ -36,7 +38,11 @@ DEVICE = "cuda" if GPU else "cpu"
 DRAWS = 12 if GPU else 2
 F = torch.nn.functional
 # The first forward-mode derivative of a process makes PyTorch import something that it has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+# Memory is poisoned by PyTorch's deterministic mode, which warns of what is not.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*(deterministic|Deterministic):UserWarning"),
+]
 gpu_only = pytest.mark.skipif(not GPU, reason="needs a GPU")
 
 
@@ -52,6 +58,13 @@ def triton_kernels():
     patch.setattr(room, "recall", lambda *_: False)
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """An element that no kernel wrote is NaN, or the largest integer."""
+    with gpu_draws.poisoned():
+        yield
 
 
 def put(a):
@@ -284,6 +297,57 @@ def test_several_kernels(monkeypatch, name, shape, args, layout):
         forget()
 
 
+def recipe(x, *window, name="max_pool2d"):
+    """What the cache of CUDA calls has for this call; a CPU tensor stands in where there is no GPU."""
+    return _torch_gpu_quick.recipe_of(name, 2, REDUCTIONS[name[:3]], x, window, False, False)
+
+
+class Growing:
+    """An integer for Python that is another one each time."""
+
+    def __init__(self):
+        self.value = 1
+
+    def __index__(self):
+        self.value += 1
+        return self.value
+
+
+def test_errors_do_not_depend_on_history():
+    """2, 2.0 and True are equal: a call that was remembered must not let the others in."""
+    x = torch.randn(1, 2, 8, 8).to(DEVICE)
+    for good, wrong in ((2, 2.0), (1, True), ((2, 2), (2.0, 2)), ((1, 1), (1, True)), (2, np.float64(2))):
+        assert recipe(x, good, None, 0, 1, False)
+        assert ndpool.max_pool2d(x, good).shape
+        with pytest.raises(TypeError, match="kernel_size must be an integer"):
+            recipe(x, wrong, None, 0, 1, False)
+        with pytest.raises(TypeError, match="kernel_size must be an integer"):
+            ndpool.max_pool2d(x, wrong)
+    assert ndpool.adaptive_avg_pool2d(x, 1).shape
+    with pytest.raises(TypeError, match="output_size must be an integer"):
+        ndpool.adaptive_avg_pool2d(x, True)
+    # What can change is not remembered, though it has a hash.
+    changing, steps = torch.tensor(2), Growing()
+    assert ndpool.max_pool2d(x, changing).shape[-1] == 4
+    assert ndpool.max_pool2d(x, changing.fill_(4)).shape[-1] == 2
+    assert [ndpool.max_pool2d(x, 2, steps).shape[-1] for _ in range(2)] == [4, 3]
+
+
+def test_remembered_calls_are_bounded(monkeypatch):
+    """Several threads share the cache; what is new takes the place of the oldest."""
+    monkeypatch.setattr(_torch_gpu_quick, "LIMIT", 8)
+    _torch_gpu_quick._recipes.clear()
+    xs = [torch.randn(1, 2, 8, n + 8).to(DEVICE) for n in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda k: recipe(xs[k % 12], 2, None, 0, 1, False), range(240)))
+    assert all(made)
+    assert len(_torch_gpu_quick._recipes) == 8
+    newest = recipe(xs[0], 3, None, 0, 1, False)
+    assert recipe(xs[0], 3, None, 0, 1, False) is newest
+    assert len(_torch_gpu_quick._recipes) == 8
+    _torch_gpu_quick._recipes.clear()
+
+
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("odd", [0, 1])
@@ -404,6 +468,36 @@ def test_axes_far_apart():
     x = torch.randint(-9, 9, (2, 4, 2, 4, 2, 4, 2), generator=torch.Generator().manual_seed(0)).float()
     want = x.unfold(1, 2, 2).unfold(3, 2, 2).unfold(5, 2, 2).amax((-3, -2, -1))
     assert torch.equal(ndpool.pool(x.to(DEVICE), (2, 2, 2), axes=(1, 3, 5)).cpu(), want)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum", "lp"])
+@pytest.mark.parametrize("window", ["sliding", "adaptive"])
+def test_gradients_of_axes_far_apart(reduce, window):
+    """No walk takes three leading axes between pooled ones: the gradient must be written all the same."""
+    x = torch.randint(1, 9, (2, 3, 2, 3, 2, 3), generator=torch.Generator().manual_seed(0)).double()
+    moved = x.permute(0, 2, 4, 1, 3, 5).contiguous()
+    grads = []
+    for t, axes in ((x, (1, 3, 5)), (moved, (3, 4, 5))):
+        leaf = t.to(DEVICE).requires_grad_()
+        if window == "sliding":
+            y = ndpool.pool(leaf, (2, 2, 2), axes=axes, reduce=reduce)
+        else:
+            y = ndpool.adaptive_pool(leaf, (2, 2, 2), axes=axes, reduce=reduce)
+        grads.append(torch.autograd.grad((y * y).sum(), leaf)[0].cpu())
+    torch.testing.assert_close(grads[0].permute(0, 2, 4, 1, 3, 5), grads[1])
+    assert grads[0].any()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_element_is_written(part):
+    """Any rank, pooled axes, layout and reduction, against the oracle, in memory that was filled before."""
+    for seed in range(part, 400 if GPU else 48, 4):
+        rng = np.random.default_rng(seed)
+        call = gpu_draws.draw(rng, DEVICE)
+        try:
+            gpu_draws.check(rng, call, DEVICE)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {call}") from error
 
 
 def test_leading_axes_around_channels():
@@ -597,6 +691,7 @@ def test_more_pairs_of_input_and_output_than_32_bits():
 
 @gpu_only
 def test_training_with_mixed_precision():
+    torch.use_deterministic_algorithms(False)  # as most people train
     torch.manual_seed(0)
     layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(3, 2, 1), torch.nn.AdaptiveAvgPool2d(3))
     model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(72, 2)).cuda()
@@ -690,6 +785,7 @@ def test_kernels_that_begin_early(args):
 
 @gpu_only
 def test_graphs_streams_and_compilers():
+    torch.use_deterministic_algorithms(False)
     side = torch.cuda.Stream()
     torch.cuda.set_stream(side)
     x = torch.randn(4, 8, 32, 32, device="cuda", requires_grad=True)
