@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ndpool import _explain
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET32
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
@@ -73,6 +74,8 @@ def pool(
         # Too many axes that do not follow each other in memory: a copy where they do, the pooled ones last.
         order, last = _pooled_last(x.dim(), axes)
         how = (divisor, norm, kind, False)
+        if _explain.recording:
+            _explain.note_copy("input: packed, pooled axes last; result: copied to its layout")
         found = pool(x.permute(order).contiguous(), last, plan, reduction, dtype, *how)
         for to, values in zip((y, extra), found if kind != NO_EXTRA else (found,), strict=False):
             to.permute(order).copy_(values)
@@ -331,6 +334,8 @@ def spread_picks(
 ) -> Tensor:
     """The gradient of what was picked: each output's, where its value came from."""
     if grad.stride() != offsets.stride():
+        if _explain.recording:
+            _explain.note_copy("gradient: laid out as the offsets")
         grad = torch.empty_like(offsets, dtype=grad.dtype).copy_(grad)
         if grad.stride() != offsets.stride():
             grad, offsets = grad.contiguous(), offsets.contiguous()
@@ -362,9 +367,16 @@ def _spread(
             _run(run, grad, grad if offsets is None else offsets, result)
         return run is not None
 
-    if done(grad, offsets) or done(grad.contiguous(), None if offsets is None else offsets.contiguous()):
+    if done(grad, offsets):
         return result
+    if not grad.is_contiguous():
+        if _explain.recording:
+            _explain.note_copy("gradient: packed")
+        if done(grad.contiguous(), None if offsets is None else offsets.contiguous()):
+            return result
     # Too many leading axes between the pooled ones, in the result itself: a packed one, the pooled axes last.
+    if _explain.recording:
+        _explain.note_copy("gradient: packed, pooled axes last; result: copied to its layout")
     order, last = _pooled_last(grad.dim(), axes)
     taken = grad.permute(order).contiguous(), None if offsets is None else offsets.permute(order).contiguous()
     result.permute(order).copy_(_spread(*taken, last, plan, reduction, divisor, False))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ndpool import geometry
+from ndpool import _explain, geometry
 from ndpool._arguments import check_rank
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8
 from ndpool._triton.launch import Prepared, current_stream
@@ -136,7 +136,7 @@ def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callabl
 
     def run(x: Tensor, y: Tensor, extra: Tensor) -> None:
         nonlocal ready
-        if not ready:
+        if not ready or _explain.recording:
             for kernel, make in before:
                 between = make()
                 kernel(x, between, between)
