@@ -14,7 +14,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from math import inf, nan
+from pkgutil import iter_modules
 
 import numpy as np
 import pytest
@@ -26,7 +28,8 @@ import ndpool
 import ndpool.torch
 import oracle
 from ndpool import geometry
-from ndpool._triton import backward, parts, strip
+from ndpool._triton import backward, launch, parts, strip
+from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import walk
 from ndpool.frameworks import _torch_gpu, _torch_gpu_quick
 from ndpool.frameworks import _torch_kernels as kernels
@@ -165,18 +168,98 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "sliced"])
-@pytest.mark.parametrize(("name", "shape", "args"), WAYS, ids=str)
+LAYOUTS = ("contiguous", "channels_last", "transposed", "sliced")
+# As few of them as start every kind of kernel for every layout it is made for: what the sanitizers look at.
+KINDS = [
+    (*way, layout)
+    for way, layouts in [
+        (("max_pool2d", (2, 4, 6, 8), (2,)), LAYOUTS[:3]),
+        (("avg_pool2d", (2, 4, 7, 8), (2,)), LAYOUTS[:2]),
+        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
+        (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
+        (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), ("channels_last",)),
+        (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
+        (("adaptive_max_pool2d", (2, 4, 7, 7), (1,)), LAYOUTS[:2]),
+        (("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)), ("channels_last",)),
+        (("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 4, 11, 13), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 4, 5, 6), (4,)), ("contiguous",)),
+        (("avg_pool2d", (1, 4, 6, 8), (9, 1, 4, False, False)), ("channels_last", "transposed")),
+        (("max_pool1d", (1, 2, 150), (70, 1)), ("contiguous",)),
+        (("adaptive_avg_pool2d", (1, 4, 34, 12), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 4, 34, 12), (2,)), ("contiguous", "transposed")),
+        (("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 2, 34, 40), (2,)), ("channels_last",)),
+        (("adaptive_avg_pool2d", (2, 3, 24, 24), (1,)), LAYOUTS[:2]),
+        (("adaptive_max_pool2d", (2, 4, 24, 24), (1,)), ("contiguous",)),
+    ]
+    for layout in layouts
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "args", "layout"), KINDS, ids=str)
+def test_each_kind(name, shape, args, layout):
+    """`test_every_way` of these."""
+    test_every_way(name, shape, args, layout)
+
+
+def test_kinds_are_complete(monkeypatch):
+    """Every kernel there is, in every form that any of the ways starts it in."""
+    started = set()
+
+    def note(self, *_):
+        told = self._arguments[1]
+        flags = ("CHANNELS", "COLUMNS", "PICKS", "KIND", "LOOP_H", "LOOP_W", "GATHERED", "SHIFTED", "PARTS")
+        started.add((self.name, *((flag, bool(told[flag])) for flag in flags if flag in told)))
+
+    _torch_gpu_quick._recipes.clear()  # which start some without a look
+    monkeypatch.setattr(launch.Prepared, "__call__", note)
+    for way in KINDS:
+        start(*way)
+    kinds, found = set(started), set()
+    for way in WAYS:
+        for layout in LAYOUTS[:2] if len(way[1]) > 3 else LAYOUTS[:1]:
+            start(*way, layout)
+    assert kinds == started
+    for module in iter_modules(triton_sources.__path__):
+        names = vars(import_module(f"{triton_sources.__name__}.{module.name}"))
+        found |= {name.removesuffix("_kernel") for name in names if name.endswith("_kernel")}
+    assert found - {name for name, *_ in kinds} == {"claim", "settle"}  # of unpooling
+
+
+def start(name, shape, args, layout):
+    """The calls of one way, for what they start alone."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    x = torch.zeros(shape, device=DEVICE)
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=formats[len(shape)])
+    elif layout == "transposed":
+        x = x.mT.contiguous().mT
+    if "max" in name:
+        getattr(ndpool, name)(x, *args, return_indices=True)
+    getattr(ndpool, name)(x, *args)
+    x.requires_grad_()
+    y = getattr(ndpool, name)(x, *args)
+    torch.autograd.grad(y, x, torch.zeros_like(y))
+
+
+def ways():
+    """Every way in every layout; some of the slow ones will do in the interpreter."""
+    for i, way in enumerate(WAYS):
+        for layout in LAYOUTS:
+            row = layout == "channels_last" and len(way[1]) == 3  # which has no such format
+            if not row and (*way, layout) not in KINDS and (GPU or i % 3 == 0 or layout in LAYOUTS[:2]):
+                yield *way, layout
+
+
+@pytest.mark.parametrize(("name", "shape", "args", "layout"), list(ways()), ids=str)
 def test_every_way(name, shape, args, layout):
     """pytorch#67239, pytorch#80748: every layout has the same answer, and channels-last stays as it is."""
-    if layout in ("transposed", "sliced") and not GPU and WAYS.index((name, shape, args)) % 3:
-        pytest.skip("some will do in the interpreter, which is slow")
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(-9, 9, shape, generator=draw).float()
     x[:, 1:] *= torch.randint(1, 99, x[:, 1:].shape, generator=draw)  # few ties
     if layout == "channels_last":
-        if len(shape) == 3:
-            pytest.skip("a row has no such format")
         last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
         x = x.contiguous(memory_format=last)
     elif layout == "transposed":
