@@ -228,7 +228,8 @@ class Prepared:
 
     def __call__(self, x: Tensor, y: Tensor, extra: Tensor) -> None:
         if _explain.recording:
-            _explain.note_kernel(self.direction, self.name.removesuffix(f"_{self.direction}"), str(x.device))
+            kind = self.name.removesuffix("_forward").removesuffix("_backward")
+            _explain.note_kernel(self.direction, kind, str(x.device))
         if self.ready:
             self.start(current_stream(x.get_device()), x.data_ptr(), y.data_ptr(), extra.data_ptr())
             return
