@@ -9,7 +9,7 @@ SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types unit browser docs test-gpu sanitize-gpu sanitize wheel clean
+.PHONY: help demo test lint types unit browser docs test-gpu compile-gpu sanitize-gpu sanitize wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -46,6 +46,11 @@ GPU_CHECKS := -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importl
 
 test-gpu:  ## run the checks of the GPU kernels, on a GPU
 	PYTHONPATH=src:tests $(PYTHON) $(GPU_CHECKS)
+
+DRAWS ?= 500
+
+compile-gpu:  ## compile the GPU kernels of DRAWS drawn calls; needs Triton, but no GPU
+	PYTHONPATH=src:tests $(PYTHON) tests/gpu_compile.py --draws $(DRAWS)
 
 # As few checks as start every kind of kernel in every form, and unpooling. The first run is not watched: it
 # compiles the kernels, which would take too long under a sanitizer. Then every tensor is allocated on its own, so
