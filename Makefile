@@ -9,7 +9,7 @@ SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types unit browser fuzz docs test-gpu sanitize-gpu sanitize sanitize-threads wheel clean
+.PHONY: help demo test lint types unit browser fuzz docs test-gpu compile-gpu sanitize-gpu sanitize sanitize-threads wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -53,12 +53,21 @@ GPU_CHECKS := -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importl
 test-gpu:  ## run the checks of the GPU kernels, on a GPU
 	PYTHONPATH=src:tests $(PYTHON) $(GPU_CHECKS)
 
-# Every tensor is allocated on its own, so that one read or written beyond its end is seen.
+DRAWS ?= 500
+
+compile-gpu:  ## compile the GPU kernels of DRAWS drawn calls; needs Triton, but no GPU
+	PYTHONPATH=src:tests $(PYTHON) tests/gpu_compile.py --draws $(DRAWS)
+
+# As few checks as start every kind of kernel in every form, and unpooling. The first run is not watched: it
+# compiles the kernels, which would take too long under a sanitizer. Then every tensor is allocated on its own, so
+# that one read or written beyond its end is seen.
+WATCHED := -k "each_kind or unpooling or far_apart or meet"
+
 sanitize-gpu:  ## watch the memory and the races of every kind of GPU kernel, on a GPU
+	PYTHONPATH=src:tests $(PYTHON) $(GPU_CHECKS) $(WATCHED)
 	set -e; for tool in memcheck racecheck; do \
 	    PYTHONPATH=src:tests PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-	    compute-sanitizer --tool $$tool --error-exitcode 9 $(PYTHON) $(GPU_CHECKS) \
-	        -k "every_way or several or row_by_row or hard or integers or unpooling or far_apart or meet or zeros_of_both"; \
+	    compute-sanitizer --tool $$tool --error-exitcode 9 $(PYTHON) $(GPU_CHECKS) $(WATCHED); \
 	done
 
 # AddressSanitizer has to be loaded before Python, and the C++ library with it, or it cannot catch what is thrown.

@@ -13,6 +13,7 @@ from math import isinf
 import numpy as np
 
 import oracle
+from helpers import HANG
 from ndpool._explore.server import Server
 
 REDUCTIONS = ("max", "min", "avg", "sum", "lp")
@@ -129,8 +130,8 @@ def running() -> Iterator[Server]:
 
 
 def wait_until(true):
-    """Look again and again, for half a minute of running time: a machine that stood still gets its turns."""
-    for _ in range(1500):
+    """Look again and again; what has not come true by then hangs, however busy the machine is."""
+    for _ in range(HANG * 50):
         if true():
             return
         time.sleep(0.02)

@@ -11,20 +11,25 @@ import faulthandler
 import mmap
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from math import inf, nan
+from pkgutil import iter_modules
 
 import numpy as np
 import pytest
 import torch
 
 import cases
+import gpu_draws
 import ndpool
 import ndpool.torch
 import oracle
-from ndpool import geometry
-from ndpool._triton import backward, parts, strip
+from ndpool import _explain, geometry
+from ndpool._triton import backward, launch, parts, strip
+from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import walk
 from ndpool.frameworks import _torch_gpu, _torch_gpu_quick
 from ndpool.frameworks import _torch_kernels as kernels
@@ -36,7 +41,11 @@ DEVICE = "cuda" if GPU else "cpu"
 DRAWS = 12 if GPU else 2
 F = torch.nn.functional
 # The first forward-mode derivative of a process makes PyTorch import something that it has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+# Memory is poisoned by PyTorch's deterministic mode, which warns of what is not.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*(deterministic|Deterministic):UserWarning"),
+]
 gpu_only = pytest.mark.skipif(not GPU, reason="needs a GPU")
 
 
@@ -52,6 +61,13 @@ def triton_kernels():
     patch.setattr(room, "recall", lambda *_: False)
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """An element that no kernel wrote is NaN, or the largest integer."""
+    with gpu_draws.poisoned():
+        yield
 
 
 def put(a):
@@ -152,18 +168,98 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "sliced"])
-@pytest.mark.parametrize(("name", "shape", "args"), WAYS, ids=str)
+LAYOUTS = ("contiguous", "channels_last", "transposed", "sliced")
+# As few of them as start every kind of kernel for every layout it is made for: what the sanitizers look at.
+KINDS = [
+    (*way, layout)
+    for way, layouts in [
+        (("max_pool2d", (2, 4, 6, 8), (2,)), LAYOUTS[:3]),
+        (("avg_pool2d", (2, 4, 7, 8), (2,)), LAYOUTS[:2]),
+        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
+        (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
+        (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), ("channels_last",)),
+        (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
+        (("adaptive_max_pool2d", (2, 4, 7, 7), (1,)), LAYOUTS[:2]),
+        (("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)), ("channels_last",)),
+        (("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 4, 11, 13), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 4, 5, 6), (4,)), ("contiguous",)),
+        (("avg_pool2d", (1, 4, 6, 8), (9, 1, 4, False, False)), ("channels_last", "transposed")),
+        (("max_pool1d", (1, 2, 150), (70, 1)), ("contiguous",)),
+        (("adaptive_avg_pool2d", (1, 4, 34, 12), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 4, 34, 12), (2,)), ("contiguous", "transposed")),
+        (("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 2, 34, 40), (2,)), ("channels_last",)),
+        (("adaptive_avg_pool2d", (2, 3, 24, 24), (1,)), LAYOUTS[:2]),
+        (("adaptive_max_pool2d", (2, 4, 24, 24), (1,)), ("contiguous",)),
+    ]
+    for layout in layouts
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "args", "layout"), KINDS, ids=str)
+def test_each_kind(name, shape, args, layout):
+    """`test_every_way` of these."""
+    test_every_way(name, shape, args, layout)
+
+
+def test_kinds_are_complete(monkeypatch):
+    """Every kernel there is, in every form that any of the ways starts it in."""
+    started = set()
+
+    def note(self, *_):
+        told = self._arguments[1]
+        flags = ("CHANNELS", "COLUMNS", "PICKS", "KIND", "LOOP_H", "LOOP_W", "GATHERED", "SHIFTED", "PARTS")
+        started.add((self.name, *((flag, bool(told[flag])) for flag in flags if flag in told)))
+
+    _torch_gpu_quick._recipes.clear()  # which start some without a look
+    monkeypatch.setattr(launch.Prepared, "__call__", note)
+    for way in KINDS:
+        start(*way)
+    kinds, found = set(started), set()
+    for way in WAYS:
+        for layout in LAYOUTS[:2] if len(way[1]) > 3 else LAYOUTS[:1]:
+            start(*way, layout)
+    assert kinds == started
+    for module in iter_modules(triton_sources.__path__):
+        names = vars(import_module(f"{triton_sources.__name__}.{module.name}"))
+        found |= {name.removesuffix("_kernel") for name in names if name.endswith("_kernel")}
+    assert found - {name for name, *_ in kinds} == {"claim", "settle"}  # of unpooling
+
+
+def start(name, shape, args, layout):
+    """The calls of one way, for what they start alone."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    x = torch.zeros(shape, device=DEVICE)
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=formats[len(shape)])
+    elif layout == "transposed":
+        x = x.mT.contiguous().mT
+    if "max" in name:
+        getattr(ndpool, name)(x, *args, return_indices=True)
+    getattr(ndpool, name)(x, *args)
+    x.requires_grad_()
+    y = getattr(ndpool, name)(x, *args)
+    torch.autograd.grad(y, x, torch.zeros_like(y))
+
+
+def ways():
+    """Every way in every layout; some of the slow ones will do in the interpreter."""
+    for i, way in enumerate(WAYS):
+        for layout in LAYOUTS:
+            row = layout == "channels_last" and len(way[1]) == 3  # which has no such format
+            if not row and (*way, layout) not in KINDS and (GPU or i % 3 == 0 or layout in LAYOUTS[:2]):
+                yield *way, layout
+
+
+@pytest.mark.parametrize(("name", "shape", "args", "layout"), list(ways()), ids=str)
 def test_every_way(name, shape, args, layout):
     """pytorch#67239, pytorch#80748: every layout has the same answer, and channels-last stays as it is."""
-    if layout in ("transposed", "sliced") and not GPU and WAYS.index((name, shape, args)) % 3:
-        pytest.skip("some will do in the interpreter, which is slow")
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(-9, 9, shape, generator=draw).float()
     x[:, 1:] *= torch.randint(1, 99, x[:, 1:].shape, generator=draw)  # few ties
     if layout == "channels_last":
-        if len(shape) == 3:
-            pytest.skip("a row has no such format")
         last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
         x = x.contiguous(memory_format=last)
     elif layout == "transposed":
@@ -282,6 +378,57 @@ def test_several_kernels(monkeypatch, name, shape, args, layout):
     test_every_way(name, shape, args, layout)
     for forget in (parts.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
         forget()
+
+
+def recipe(x, *window, name="max_pool2d"):
+    """What the cache of CUDA calls has for this call; a CPU tensor stands in where there is no GPU."""
+    return _torch_gpu_quick.recipe_of(name, 2, REDUCTIONS[name[:3]], x, window, False, False)
+
+
+class Growing:
+    """An integer for Python that is another one each time."""
+
+    def __init__(self):
+        self.value = 1
+
+    def __index__(self):
+        self.value += 1
+        return self.value
+
+
+def test_errors_do_not_depend_on_history():
+    """2, 2.0 and True are equal: a call that was remembered must not let the others in."""
+    x = torch.randn(1, 2, 8, 8).to(DEVICE)
+    for good, wrong in ((2, 2.0), (1, True), ((2, 2), (2.0, 2)), ((1, 1), (1, True)), (2, np.float64(2))):
+        assert recipe(x, good, None, 0, 1, False)
+        assert ndpool.max_pool2d(x, good).shape
+        with pytest.raises(TypeError, match="kernel_size must be an integer"):
+            recipe(x, wrong, None, 0, 1, False)
+        with pytest.raises(TypeError, match="kernel_size must be an integer"):
+            ndpool.max_pool2d(x, wrong)
+    assert ndpool.adaptive_avg_pool2d(x, 1).shape
+    with pytest.raises(TypeError, match="output_size must be an integer"):
+        ndpool.adaptive_avg_pool2d(x, True)
+    # What can change is not remembered, though it has a hash.
+    changing, steps = torch.tensor(2), Growing()
+    assert ndpool.max_pool2d(x, changing).shape[-1] == 4
+    assert ndpool.max_pool2d(x, changing.fill_(4)).shape[-1] == 2
+    assert [ndpool.max_pool2d(x, 2, steps).shape[-1] for _ in range(2)] == [4, 3]
+
+
+def test_remembered_calls_are_bounded(monkeypatch):
+    """Several threads share the cache; what is new takes the place of the oldest."""
+    monkeypatch.setattr(_torch_gpu_quick, "LIMIT", 8)
+    _torch_gpu_quick._recipes.clear()
+    xs = [torch.randn(1, 2, 8, n + 8).to(DEVICE) for n in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda k: recipe(xs[k % 12], 2, None, 0, 1, False), range(240)))
+    assert all(made)
+    assert len(_torch_gpu_quick._recipes) == 8
+    newest = recipe(xs[0], 3, None, 0, 1, False)
+    assert recipe(xs[0], 3, None, 0, 1, False) is newest
+    assert len(_torch_gpu_quick._recipes) == 8
+    _torch_gpu_quick._recipes.clear()
 
 
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d"])
@@ -404,6 +551,80 @@ def test_axes_far_apart():
     x = torch.randint(-9, 9, (2, 4, 2, 4, 2, 4, 2), generator=torch.Generator().manual_seed(0)).float()
     want = x.unfold(1, 2, 2).unfold(3, 2, 2).unfold(5, 2, 2).amax((-3, -2, -1))
     assert torch.equal(ndpool.pool(x.to(DEVICE), (2, 2, 2), axes=(1, 3, 5)).cpu(), want)
+
+
+def test_notes_of_a_call(monkeypatch):
+    """Kernels by direction, and copies: what `explain` tells, also of a call that was remembered."""
+    kernels_, copies = [], []
+    monkeypatch.setattr(_explain, "recording", True)
+    monkeypatch.setattr(_explain, "note_kernel", lambda *note: kernels_.append(note))
+    monkeypatch.setattr(_explain, "note_copy", copies.append)
+    x = torch.randn(1, 1, 12, 16).to(DEVICE).requires_grad_()
+    where = str(x.device)
+    for _ in range(2):
+        kernels_.clear()
+        y, indices = ndpool.max_pool2d(x.detach(), 2, return_indices=True)
+        ndpool.max_pool2d(x.detach(), 13, 1, 6)  # one axis after the other
+        assert kernels_ == [("forward", "strip", where)] * 3
+        kernels_.clear()
+        torch.autograd.grad(ndpool.max_pool2d(x, 2).sum(), x)
+        torch.autograd.grad(ndpool.avg_pool2d(x, 3, 1, 1).sum(), x)
+        assert [kernel[:2] for kernel in kernels_] == [
+            ("forward", "strip"),
+            ("backward", "block"),
+            ("forward", "strip"),
+            ("backward", "strip"),
+        ]
+        kernels_.clear()
+        ndpool.max_unpool2d(y, indices, 2)
+        assert kernels_ == [("unpool", "claim", where), ("unpool", "settle", where)]
+    copies.clear()
+    ndpool.pool(torch.zeros(2, 2, 2, 2, 2, 2, 2).to(DEVICE), (2, 2, 2), axes=(1, 3, 5))
+    assert len(copies) == 1
+    assert "packed" in copies[0]
+
+
+@gpu_only
+@pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d"])
+def test_rows_of_volumes_that_are_looped_over(name):
+    """Gradients of windows with more rows than a lane holds; Triton once refused to compile them."""
+    x = torch.randint(-99, 99, (4, 16, 64, 8, 28), generator=torch.Generator().manual_seed(0)).float()
+    ours, theirs = (t.detach().requires_grad_() for t in (x.to(DEVICE), x))
+    got, want = getattr(ndpool, name)(ours, 8, 2, 2), getattr(F, name)(theirs, 8, 2, 2)
+    torch.testing.assert_close(got.detach().cpu(), want.detach())
+    grad = torch.randint(-9, 9, want.shape, generator=torch.Generator().manual_seed(1)).float()
+    (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
+    torch.testing.assert_close(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum", "lp"])
+@pytest.mark.parametrize("window", ["sliding", "adaptive"])
+def test_gradients_of_axes_far_apart(reduce, window):
+    """No walk takes three leading axes between pooled ones: the gradient must be written all the same."""
+    x = torch.randint(1, 9, (2, 3, 2, 3, 2, 3), generator=torch.Generator().manual_seed(0)).double()
+    moved = x.permute(0, 2, 4, 1, 3, 5).contiguous()
+    grads = []
+    for t, axes in ((x, (1, 3, 5)), (moved, (3, 4, 5))):
+        leaf = t.to(DEVICE).requires_grad_()
+        if window == "sliding":
+            y = ndpool.pool(leaf, (2, 2, 2), axes=axes, reduce=reduce)
+        else:
+            y = ndpool.adaptive_pool(leaf, (2, 2, 2), axes=axes, reduce=reduce)
+        grads.append(torch.autograd.grad((y * y).sum(), leaf)[0].cpu())
+    torch.testing.assert_close(grads[0].permute(0, 2, 4, 1, 3, 5), grads[1])
+    assert grads[0].any()
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_element_is_written(part):
+    """Any rank, pooled axes, layout and reduction, against the oracle, in memory that was filled before."""
+    for seed in range(part, 48, 4):
+        rng = np.random.default_rng(seed)
+        call = gpu_draws.draw(rng, DEVICE)
+        try:
+            gpu_draws.check(rng, call, DEVICE)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {call}") from error
 
 
 def test_leading_axes_around_channels():
@@ -597,6 +818,7 @@ def test_more_pairs_of_input_and_output_than_32_bits():
 
 @gpu_only
 def test_training_with_mixed_precision():
+    torch.use_deterministic_algorithms(False)  # as most people train
     torch.manual_seed(0)
     layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(3, 2, 1), torch.nn.AdaptiveAvgPool2d(3))
     model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(72, 2)).cuda()
@@ -690,6 +912,7 @@ def test_kernels_that_begin_early(args):
 
 @gpu_only
 def test_graphs_streams_and_compilers():
+    torch.use_deterministic_algorithms(False)
     side = torch.cuda.Stream()
     torch.cuda.set_stream(side)
     x = torch.randn(4, 8, 32, 32, device="cuda", requires_grad=True)

@@ -27,7 +27,10 @@ not_sanitized = pytest.mark.skipif(
 )
 
 
-def run_python(code: str | Path, *arguments: str, timeout: float = 60, **environment: str) -> str:
+HANG = 1800  # seconds after which a process hangs, however busy the machine is
+
+
+def run_python(code: str | Path, *arguments: str, **environment: str) -> str:
     """What a fresh interpreter prints that runs this code or file; a failure shows its error output."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NDPOOL_")}
     done = subprocess.run(
@@ -35,7 +38,7 @@ def run_python(code: str | Path, *arguments: str, timeout: float = 60, **environ
         env=kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | environment,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=HANG,
         check=False,
     )
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stderr}"

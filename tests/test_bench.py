@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import ndpool
+from helpers import HANG
 from ndpool import _bench
 from ndpool._bench import CASES, Case, contestants, peers, report, runner, select
 from ndpool._cli import main
@@ -226,7 +227,7 @@ def written(tmp_path_factory):
     arguments = ["bench", "--quick", "--case", "spp-13", "--threads", "1"]
     files = ["--json", str(folder / "run.json"), "--plot", str(folder / "run.svg")]
     command = [sys.executable, "-m", "ndpool", *arguments, *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=False)
     assert done.returncode == 0, done.stderr
     return folder, done
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import ndpool
+from helpers import HANG
 from ndpool import _cli
 from ndpool._explore.page import page as explorer_page
 
@@ -245,7 +246,7 @@ def search_in(browser, address, words):
         driver.get(address)
         driver.execute_script("document.querySelector('[data-md-toggle=search]').click()")
         driver.find_element("css selector", ".md-search__input").send_keys(words)
-        titles = WebDriverWait(driver, 30).until(lambda driver: driver.execute_script(found))
+        titles = WebDriverWait(driver, HANG).until(lambda driver: driver.execute_script(found))
         sent = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
         urls = [m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"]
         return titles, driver.get_log("browser"), {urlsplit(url).hostname for url in urls} - {None, ""}

@@ -20,6 +20,7 @@ import pytest
 
 import ndpool
 from explorer import Truth, draw, query, running, wait_until
+from helpers import HANG
 from ndpool._cli import main
 from ndpool._explore import server as served
 from ndpool._explore.answer import answer, data, show
@@ -227,7 +228,7 @@ def ask(server, method, path, body=None, **headers):
     """Status, headers and body; headers that are None are left out."""
     own = f"127.0.0.1:{server.server_port}"
     told = {"Host": own, **({"Origin": f"http://{own}"} if method == "POST" else {}), **headers}
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=HANG)
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
     if body is not None and "Content-Length" not in told:
         told["Content-Length"] = str(len(body))
@@ -436,13 +437,13 @@ def test_refusal_arrives_although_the_picture_is_still_being_sent(server):
 
 
 def test_slow_clients_block_nobody_and_are_ended(monkeypatch, server):
-    monkeypatch.setattr(served.Handler, "timeout", 0.3)
+    monkeypatch.setattr(served.Handler, "timeout", 2)
     idle = socket.create_connection(server.server_address)
     half = socket.create_connection(server.server_address)
     half.sendall(b"GET / HTTP/1.1\r\nHost: ")
     assert ask(server, "GET", "/")[0] == 200
     for connection in (idle, half):
-        connection.settimeout(60)
+        connection.settimeout(HANG)
         assert connection.recv(100) == b""
         connection.close()
 
@@ -453,10 +454,10 @@ def test_a_connection_has_an_end(monkeypatch, server):
     connection = socket.create_connection(server.server_address)
     started = time.monotonic()
     with suppress(BrokenPipeError, ConnectionResetError):
-        while time.monotonic() - started < 60:
+        while time.monotonic() - started < HANG:
             connection.sendall(b"G")
             time.sleep(0.05)
-    assert 0.3 < time.monotonic() - started < 60
+    assert 0.3 < time.monotonic() - started < HANG
     connection.close()
 
 
@@ -485,7 +486,7 @@ def start(*arguments):
 
 def stop(process, by=signal.SIGINT):
     process.send_signal(by)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HANG)
     return process.returncode, out, err
 
 
@@ -496,7 +497,7 @@ def test_command_serves_until_interrupted(by):
     found = re.fullmatch(r"ndpool explorer: http://127\.0\.0\.1:(\d+)/#reduce=avg&at=2\n", line)
     assert found, (line, process.poll() is None or process.stderr.read())
     port = int(found[1])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG)
     connection.request("GET", "/api/pool")
     assert json.loads(connection.getresponse().read())["output"]["shape"] == [3, 4]
     assert process.stdout.readline() == "Ctrl-C stops it.\n"
@@ -508,7 +509,7 @@ def test_command_serves_until_interrupted(by):
 def test_command_tells_of_a_port_in_use_and_of_other_machines():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = start("--port", str(taken.getsockname()[1]))
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=HANG)
         assert (process.returncode, out) == (1, "")
         assert re.fullmatch(
             r"ndpool: explore: cannot listen on 127.0.0.1 port \d+: Address already in use\n", err

@@ -14,6 +14,7 @@ import pytest
 
 import ndpool
 from explorer import draw, png, query, running, wait_until
+from helpers import HANG
 from ndpool._explore import export
 from ndpool._explore.answer import answer
 from ndpool._explore.state import parse
@@ -140,7 +141,7 @@ def driver():
     # What is loaded into Python to watch its memory is not meant for the browser.
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver, env=env))
-    driver.set_script_timeout(120)
+    driver.set_script_timeout(HANG)
     yield driver
     driver.quit()
 

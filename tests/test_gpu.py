@@ -19,7 +19,8 @@ if find_spec("torch") is None or find_spec("triton") is None:
     )
 
 
-ALONE = ["oracle", "zeros_of_both", "nothing_beside"]
+HERE = Path(__file__).parent
+ALONE = ["oracle", "zeros_of_both", "nothing_beside", "is_written", "each_kind"]
 PARTS = [*ALONE, " and ".join(f"not {part}" for part in [*ALONE, "every_way"])]
 PARTS += [f"every_way and {kind}" for kind in ("not adaptive", "adaptive_avg", "adaptive_max")]
 
@@ -27,6 +28,21 @@ PARTS += [f"every_way and {kind}" for kind in ("not adaptive", "adaptive_avg", "
 @pytest.mark.parametrize("part", PARTS)
 def test_kernels(part):
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:warnings", "-o", "addopts=", "-k", part]
-    file = str(Path(__file__).with_name("gpu_checks.py"))
+    file = str(HERE / "gpu_checks.py")
     code = f"import sys, pytest; sys.exit(pytest.main({[*options, '--import-mode=importlib', file]!r}))"
-    print(run_python(code, timeout=300, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""))
+    print(run_python(code, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""))
+
+
+def test_kernels_compile():
+    """For a device that is not there: what was refused once, and a few drawn calls."""
+    print(run_python(HERE / "gpu_compile.py", "--draws", "5", CUDA_VISIBLE_DEVICES=""))
+
+
+def test_machine_code():
+    """What was refused once, through Triton's own assembler."""
+    spec = find_spec("triton")
+    assert spec is not None
+    assert spec.origin is not None
+    if not (Path(spec.origin).parent / "backends/nvidia/bin/ptxas").exists():
+        pytest.skip("Triton was installed without its assembler for NVIDIA's GPUs")
+    print(run_python(HERE / "gpu_compile.py", "--draws", "0", "--whole", CUDA_VISIBLE_DEVICES=""))

@@ -23,6 +23,7 @@ from ndpool._triton.kernels.held_backward import held_backward_kernel
 from ndpool._triton.launch import (
     THREADS,
     Launch,
+    Prepared,
     axis_numbers,
     divide_by,
     holders,
@@ -132,6 +133,8 @@ def _mirrored(
     run = forward(_mirror(plan), axes, *wide, 2, 0, divides, by, aligned)
     if run is None:
         return None
+    if isinstance(run, Prepared):
+        run.direction = "backward"
 
     def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
         run(grad, result, result)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ndpool import _explain
 from ndpool._triton.kernels.lanes import EARLY
 from ndpool._triton.memory import LIMIT, Walk
 from ndpool.geometry import AxisPlan, Plan
@@ -213,17 +214,22 @@ class Prepared:
     handed over as integers, about which nothing is asked.
     """
 
-    __slots__ = ("_again", "_arguments", "_grid", "_kernel", "ready", "start")
+    __slots__ = ("_again", "_arguments", "_grid", "_kernel", "direction", "name", "ready", "start")
 
     def __init__(
         self, kernel: Any, grid: int, arguments: tuple[Any, ...], constants: dict[str, Any], again: bool
     ) -> None:
         self._kernel, self._grid, self._again = kernel, (grid, 1, 1), again
         self._arguments = arguments, constants | ({"launch_pdl": True} if EARLY.value else {})
+        self.name = kernel.__name__.removesuffix("_kernel")
+        self.direction = "backward" if self.name.endswith("backward") else "forward"
         self.ready = False
         self.start: Any = None  # stream and three addresses -> None, once ready
 
     def __call__(self, x: Tensor, y: Tensor, extra: Tensor) -> None:
+        if _explain.recording:
+            kind = self.name.removesuffix("_forward").removesuffix("_backward")
+            _explain.note_kernel(self.direction, kind, str(x.device))
         if self.ready:
             self.start(current_stream(x.get_device()), x.data_ptr(), y.data_ptr(), extra.data_ptr())
             return

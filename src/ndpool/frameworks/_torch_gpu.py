@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ndpool import _explain
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET32
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
@@ -71,12 +72,20 @@ def pool(
         _run(run, *map(_plain, (real(x), y, extra)))
     elif y.numel():
         # Too many axes that do not follow each other in memory: a copy where they do, the pooled ones last.
-        order = [a for a in range(x.dim()) if a not in axes] + list(axes)
-        last, how = tuple(range(x.dim() - len(axes), x.dim())), (divisor, norm, kind, False)
+        order, last = _pooled_last(x.dim(), axes)
+        how = (divisor, norm, kind, False)
+        if _explain.recording:
+            _explain.note_copy("input: packed, pooled axes last; result: copied to its layout")
         found = pool(x.permute(order).contiguous(), last, plan, reduction, dtype, *how)
         for to, values in zip((y, extra), found if kind != NO_EXTRA else (found,), strict=False):
             to.permute(order).copy_(values)
     return y if kind == NO_EXTRA else (y, extra)
+
+
+def _pooled_last(ndim: int, axes: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
+    """The axes with the pooled ones behind all others, and the places of these."""
+    order = [a for a in range(ndim) if a not in axes] + list(axes)
+    return order, tuple(range(ndim - len(axes), ndim))
 
 
 def _laid_out(target: Tensor, channels_last: bool) -> bool:
@@ -325,6 +334,8 @@ def spread_picks(
 ) -> Tensor:
     """The gradient of what was picked: each output's, where its value came from."""
     if grad.stride() != offsets.stride():
+        if _explain.recording:
+            _explain.note_copy("gradient: laid out as the offsets")
         grad = torch.empty_like(offsets, dtype=grad.dtype).copy_(grad)
         if grad.stride() != offsets.stride():
             grad, offsets = grad.contiguous(), offsets.contiguous()
@@ -356,8 +367,19 @@ def _spread(
             _run(run, grad, grad if offsets is None else offsets, result)
         return run is not None
 
-    if not done(grad, offsets):
-        done(grad.contiguous(), None if offsets is None else offsets.contiguous())
+    if done(grad, offsets):
+        return result
+    if not grad.is_contiguous():
+        if _explain.recording:
+            _explain.note_copy("gradient: packed")
+        if done(grad.contiguous(), None if offsets is None else offsets.contiguous()):
+            return result
+    # Too many leading axes between the pooled ones, in the result itself: a packed one, the pooled axes last.
+    if _explain.recording:
+        _explain.note_copy("gradient: packed, pooled axes last; result: copied to its layout")
+    order, last = _pooled_last(grad.dim(), axes)
+    taken = grad.permute(order).contiguous(), None if offsets is None else offsets.permute(order).contiguous()
+    result.permute(order).copy_(_spread(*taken, last, plan, reduction, divisor, False))
     return result
 
 
@@ -390,8 +412,7 @@ def gather(
     """The elements that were picked, from another array of the same shape; 0 where a window held nothing."""
     result = empty(x, offsets.shape, x.dtype, channels_last)
     if result.numel():
-        order = [a for a in range(x.dim()) if a not in axes] + list(axes)
-        n_lead = x.dim() - len(axes)
+        order, (n_lead, *_) = _pooled_last(x.dim(), axes)
         flat = real(x).permute(order).flatten(n_lead)
         at = _positions(plan, offsets, axes).permute(order).flatten(n_lead)
         taken = flat.gather(-1, at.clamp(min=0)).masked_fill_(at < 0, 0)
@@ -418,8 +439,7 @@ def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, size
                 f"output sizes {tuple(sizes)} (limit {limit - 1})"
             )
     result = empty(values, shape, values.dtype, channels_last)
-    order = [a for a in range(values.dim()) if a not in axes] + list(axes)
-    n_lead = values.dim() - len(axes)
+    order, (n_lead, *_) = _pooled_last(values.dim(), axes)
     narrow, places = (t.permute(order).flatten(n_lead) for t in (real(values), indices))
     lead = narrow.shape[:-1]
     found = scatter.unpool(narrow.reshape(-1, narrow.shape[-1]), places.reshape(-1, narrow.shape[-1]), limit)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ndpool import geometry
+from ndpool import _explain, geometry
 from ndpool._arguments import check_rank
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8
 from ndpool._triton.launch import Prepared, current_stream
@@ -38,16 +39,7 @@ def quick(
     trains: bool,
 ) -> Any:
     """A plain call that was made before, all remembered but the memory; None where there is no such way."""
-    key = (fn, x.shape, x.stride(), x.dtype, x.device, window, return_indices, trains)
-    try:
-        recipe = _recipes.get(key)
-    except TypeError:  # lists among the arguments
-        return None
-    if recipe is None:
-        if len(_recipes) >= 1024:
-            _recipes.clear()
-        kind = INDEX64 if return_indices else OFFSET8 if trains and reduction.picks else NO_EXTRA
-        recipe = _recipes[key] = _recipe(fn, n_axes, reduction, x, window, kind, trains)
+    recipe = recipe_of(fn, n_axes, reduction, x, window, return_indices, trains)
     address = x.data_ptr()
     if not recipe or not address or address % 16 or x.get_device() != torch._C._cuda_getDevice():
         return None
@@ -62,6 +54,40 @@ def quick(
     return y, extra
 
 
+def recipe_of(
+    fn: str,
+    n_axes: int,
+    reduction: Reduction,
+    x: Tensor,
+    window: tuple[Any, ...],
+    return_indices: bool,
+    trains: bool,
+) -> Any:
+    """The recipe of a call, from the cache or made now; False or None where there is none."""
+    kinds = _kinds(window)
+    key = (fn, x.shape, x.stride(), x.dtype, x.device, window, kinds, return_indices, trains)
+    try:
+        recipe = _recipes.get(key)
+    except TypeError:  # lists among the arguments
+        return None
+    if recipe is None:
+        kind = INDEX64 if return_indices else OFFSET8 if trains and reduction.picks else NO_EXTRA
+        recipe = _recipe(fn, n_axes, reduction, x, window, kind, trains)
+        if _FIXED.issuperset(t for kind in kinds for t in (kind if type(kind) is tuple else (kind,))):
+            with _lock:
+                while len(_recipes) >= LIMIT:
+                    del _recipes[next(iter(_recipes))]  # the oldest
+                _recipes[key] = recipe
+    return recipe
+
+
+def _kinds(window: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The types of the arguments and of their entries: 2, 2.0 and True are equal, but not all are legal."""
+    return tuple(
+        [tuple(map(type, v)) if isinstance(v, tuple) else type(v) for v in window]  # the quickest way
+    )
+
+
 class Recipe(NamedTuple):
     """What makes values and what is kept beside them, what writes both, and the backward's arguments."""
 
@@ -71,7 +97,10 @@ class Recipe(NamedTuple):
     args: tuple[Any, ...]
 
 
+LIMIT = 1024  # recipes that are kept
+_FIXED = {int, bool, type(None)}  # types of arguments that are remembered: their values never change
 _recipes: dict[Any, Any] = {}
+_lock = Lock()  # of whoever adds one; looking one up needs none
 
 
 def _recipe(
@@ -107,7 +136,7 @@ def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callabl
 
     def run(x: Tensor, y: Tensor, extra: Tensor) -> None:
         nonlocal ready
-        if not ready:
+        if not ready or _explain.recording:
             for kernel, make in before:
                 between = make()
                 kernel(x, between, between)

@@ -296,7 +296,8 @@ def block_backward_kernel(
                 for md in tl.static_range(MORE_D + 1):
                     if rd + PD - (LOW_D + md) * SD >= 0 and rd + PD - (LOW_D + md) * SD < KD:
                         if LOOP_H:
-                            # Rows of outputs one by one: too many to hold.
+                            # Rows of outputs one by one: too many to hold. A name that lives here keeps its
+                            # type in the whole kernel.
                             for mh in range(more_h + 1):
                                 v, tap = _outputs(
                                     bd + (LOW_D + md),
@@ -344,12 +345,12 @@ def block_backward_kernel(
                                     )
                 if COLUMNS:
                     for k in tl.static_range(OUTS * SW // CHUNK):
-                        part = tile_of(sums, k * CHUNK, 1, LANES, CHUNK).to(result.dtype.element_ty)
+                        tile = tile_of(sums, k * CHUNK, 1, LANES, CHUNK).to(result.dtype.element_ty)
                         column = (w * (OUTS * SW) + k * CHUNK)[:, None] + tl.arange(0, CHUNK)[None, :]
                         there = ok[:, None]
                         if X_UNIT == 1:
                             there = there & (column < size_w)
-                        tl.store(result + line[:, None] + column, part, mask=there)
+                        tl.store(result + line[:, None] + column, tile, mask=there)
                 else:
                     for rw in tl.static_range(SW):
                         column = w * SW + rw

@@ -1,0 +1,212 @@
+"""Compile the GPU kernels for a device that is not there: what Triton refuses is found without a GPU.
+
+The interpreter runs kernels as Python and knows no types: a variable may change its type in a loop there.
+Here calls are made with tensors without memory, and what they would launch is compiled and not run.
+``python tests/gpu_compile.py --draws 500`` looks at many drawn calls, test_gpu.py at a few.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from ndpool import geometry
+from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32
+from ndpool._triton import scatter
+from ndpool._triton.kernels import lanes
+from ndpool.frameworks import _torch_gpu
+from ndpool.reductions import REDUCTIONS
+
+HOPPER = GPUTarget("cuda", 90, 32)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class Driver:
+    """The current device, as far as a compiler asks for it."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return HOPPER
+
+
+class Stopped(Exception):
+    """A kernel came as far as it should."""
+
+
+@contextmanager
+def compiling(whole: bool) -> Iterator[Counter[str]]:
+    """Launches compile and do nothing else: to machine code, or only as far as types are known."""
+    made: Counter[str] = Counter()
+    run, add_stages, early, start = JITFunction.run, CUDABackend.add_stages, lanes.EARLY, _torch_gpu._run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        made[self.__name__] += 1
+        with suppress(Stopped):
+            run(self, *args, grid=grid, warmup=True, **options)
+
+    def first_stage(self: Any, stages: dict[str, Any], *args: Any) -> None:
+        def stop(*_: Any) -> None:
+            raise Stopped
+
+        add_stages(self, stages, *args)
+        for name in list(stages)[1:]:
+            stages[name] = stop
+
+    driver.set_active(Driver())  # type: ignore[arg-type]
+    JITFunction.run = compile_only
+    lanes.EARLY = tl.constexpr(True)  # as on this device
+    _torch_gpu._run = lambda launch, *tensors: launch(*tensors)
+    if not whole:
+        CUDABackend.add_stages = first_stage
+    try:
+        yield made
+    finally:
+        JITFunction.run, CUDABackend.add_stages, lanes.EARLY = run, add_stages, early
+        _torch_gpu._run = start
+
+
+def call(
+    shape: tuple[int, ...],
+    plan: geometry.Plan,
+    reduce: str = "max",
+    dtype: torch.dtype = torch.float32,
+    layout: str = "contiguous",
+    divisor: int = 0,
+    forward: bool = True,
+) -> None:
+    """Everything that a pooling of the last axes launches: values, indices, offsets, gradients."""
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    last = layout == "channels_last" and len(shape) in FORMATS
+    if last:
+        x = x.contiguous(memory_format=FORMATS[len(shape)])
+    elif layout == "transposed":
+        x = x.mT.contiguous().mT
+    n, reduction = len(plan.axes), REDUCTIONS[reduce]
+    axes = tuple(range(len(shape) - n, len(shape)))
+    offset = OFFSET8 if plan.taps <= 256 else OFFSET32
+    result = dtype if dtype.is_floating_point or reduction.picks else torch.int64
+    norm = 2.0 if reduction.norm else 0.0
+    kinds = (NO_EXTRA, offset, INDEX64) if reduction.picks else (NO_EXTRA,)
+    for kind in kinds if forward else ():
+        _torch_gpu.pool(x, axes, plan, reduction, result, divisor, norm, kind, last)
+    if not dtype.is_floating_point or reduction.norm:
+        return
+    outs = (*shape[:-n], *plan.out)
+    grad = torch.empty(outs, dtype=dtype, device="meta")
+    grad = grad.contiguous(memory_format=FORMATS[len(shape)]) if last else grad
+    if reduction.picks:
+        offsets = torch.empty_like(grad, dtype=torch.uint8 if offset == OFFSET8 else torch.int32)
+        _torch_gpu.spread_picks(grad, offsets, axes, plan, reduction, last)
+    else:
+        _torch_gpu.spread(grad, axes, plan, reduction, dtype, divisor, last)
+
+
+def unpool(dtype: torch.dtype) -> None:
+    values = torch.empty((4, 8), dtype=dtype, device="meta")
+    scatter.unpool(values, values.to(torch.int64), 32)
+
+
+# Calls whose gradients Triton refused once: the shape, then arguments of a named function.
+REFUSED = [((4, 16, 64, 8, 28), "max_pool3d", (8, 2, 2))]
+
+
+def refused_once() -> None:
+    for shape, name, args in REFUSED:
+        n = int(name[-2])
+        plan = geometry.named(name, shape[-n:], (*args, 1, False))
+        call(shape, plan, name[:3], forward=False)
+
+
+def draw(rng: np.random.Generator) -> dict[str, Any]:
+    """The arguments of `call`: windows of up to 16 along 1 to 3 axes, sizes small and large."""
+    n = int(rng.integers(1, 4))
+    most = (4096, 300, 80)[n - 1] if rng.random() < 0.6 else (40, 24, 16)[n - 1]
+    sizes = [int(rng.integers(1, most + 1)) for _ in range(n)]
+    sizes[-1] += int(-sizes[-1] % 8) if rng.random() < 0.4 else 0
+    leads = [int(rng.choice([1, 2, 8, 64])), int(rng.choice([1, 3, 4, 16, 64, 192]))]
+    while True:
+        if rng.random() < 0.25:
+            outs = tuple(max(1, size // int(rng.integers(1, 16))) for size in sizes)
+            plan = geometry.adaptive("adaptive_pool", tuple(sizes), outs, strict=False)
+            break
+        same = rng.random() < 0.6
+        kernel = [int(rng.integers(1, 17))] * n if same else [int(rng.integers(1, 17)) for _ in sizes]
+        stride = [int(rng.choice([1, 2, 3, k, rng.integers(1, 17)])) for k in kernel]
+        stride = stride[:1] * n if same else stride
+        pad = [k // 2 if rng.random() < 0.5 else 0 for k in kernel]
+        dilation = [1 if rng.random() < 0.9 else int(rng.integers(1, 4))] * n
+        ceil, include = (bool(flag) for flag in rng.random(2) < 0.4)
+        how = (*map(tuple, (kernel, stride, pad, dilation)), ceil, include)
+        try:
+            plan = geometry.sliding("pool", tuple(sizes), *how, strict=False)
+            break
+        except ValueError:
+            sizes = [size + 8 for size in sizes]
+    reduce = str(rng.choice(["max", "max", "min", "avg", "avg", "sum", "lp"]))
+    kinds = FLOATS if reduce == "lp" or rng.random() < 0.8 else WHOLE
+    return {
+        "shape": (*leads, *sizes),
+        "plan": plan,
+        "reduce": reduce,
+        "dtype": kinds[int(rng.integers(len(kinds)))],
+        "layout": str(
+            rng.choice(["contiguous", "contiguous", "channels_last", "channels_last", "transposed"])
+        ),
+        "divisor": 7 if reduce == "avg" and rng.random() < 0.1 else 0,
+    }
+
+
+def describe(drawn: dict[str, Any]) -> str:
+    windows = [(a.kernel, a.stride, a.origin, a.step, a.regular) for a in drawn["plan"].axes]
+    return f"{ {key: value for key, value in drawn.items() if key != 'plan'} } windows {windows}"
+
+
+def main() -> int:
+    """Compile what was refused once, then drawn calls until they or the time are used up."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no draw after this time")
+    parser.add_argument("--whole", action="store_true", help="to machine code, with ptxas; slow")
+    options = parser.parse_args()
+    failures, begun, done = 0, time.monotonic(), 0
+    with compiling(options.whole) as made:
+        refused_once()
+        unpool(torch.float32)
+        for seed in range(options.seed, options.seed + options.draws):
+            if time.monotonic() - begun > options.seconds:
+                break
+            drawn = draw(np.random.default_rng(seed))
+            done += 1
+            try:
+                call(**drawn)
+            except Exception:
+                failures += 1
+                print(f"seed {seed}: {describe(drawn)}\n{traceback.format_exc(limit=-4)}", flush=True)
+    print(f"{done} draws, {failures} failures, {sum(made.values())} kernels: {dict(made)}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
