@@ -11,11 +11,12 @@
 #include <atomic>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 
+#include <unistd.h>
 #if defined(__linux__)
 #include <sys/mman.h>
-#include <unistd.h>
 #endif
 
 #include "kernels.h"
@@ -30,6 +31,8 @@ namespace {
 
 constexpr int64_t held_bytes = 1 << 14;  // below this the work is done before another thread has the GIL
 constexpr int64_t huge_bytes = 1 << 25;  // from here on memory is asked for in large pages
+constexpr double long_visits = 1 << 26;  // elements visited by a call that may be interrupted, at least
+constexpr double first_bytes = 1 << 26;  // cost of the first piece of such a call, at most
 
 // Work of fewer bytes stays on one thread: waking another costs more than its help. Tests lower it.
 std::atomic<int64_t> serial_bytes{1 << 20};
@@ -306,19 +309,80 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
   }
 }
 
+// The GIL, released until the end of the scope.
+class Released {
+public:
+  Released() : state_(PyEval_SaveThread()) {}
+  Released(const Released&) = delete;
+  ~Released() { take(); }
+
+  // Runs the handlers of signals that have come; whether one of them raised. The error stays set in this thread.
+  bool interrupted() {
+    take();
+    const bool raised = PyErr_CheckSignals() != 0;
+    state_ = PyEval_SaveThread();
+    return raised;
+  }
+
+private:
+  // While the interpreter ends, taking the GIL ends a thread (before Python 3.14), and the stack is unwound through
+  // functions that allow no exception, which would abort the process: the thread waits for its end instead.
+  void take() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {
+      for (;;) pause();
+    }
+  }
+
+  PyThreadState* state_;
+};
+
+// Python runs signal handlers in the main thread only.
+bool hears_signals() {
+#if defined(__linux__)
+  return getpid() == gettid();
+#else
+  return true;
+#endif
+}
+
+// Elements visited at most: every window reads all of its own. A power takes as long as several.
+double visits(const Problem& p) {
+  double inputs = double(p.planes) * double(p.lanes), taps = inputs;
+  for (int a = 0; a < p.n_axes; ++a) {
+    inputs *= double(p.axes[a].size);
+    taps *= double(p.axes[a].out) * double(p.axes[a].kernel);
+  }
+  return std::max(inputs, taps) * (p.op == Op::lp ? 16 : 1);
+}
+
 void execute(Problem& p, const Kernel& kernel, int64_t cost) {
-  std::optional<nb::gil_scoped_release> release;
-  if (cost >= held_bytes) release.emplace();
+  std::optional<Released> released;
+  if (cost >= held_bytes) released.emplace();
+  const double visited = visits(p);
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
   const int workers = cost < serial_bytes.load() ? 1 : int(std::min<int64_t>(num_threads(), p.units));
   if (recording) steps.back().threads = std::max(1, workers);
-  if (workers <= 1) return kernel.run(p, 0, p.units, own_scratch(scratch));
-  std::unique_ptr<char[]> memory(new char[size_t(scratch) * workers + 64]);
+  std::optional<Watch> watch;
+  if (released && visited >= long_visits && hears_signals()) {
+    const double share = std::min(4 * long_visits / visited, first_bytes / double(cost));
+    watch.emplace([&] { return released->interrupted(); },
+                  std::max<int64_t>(1, int64_t(share * double(p.units))));
+  }
+  // A signal handler may pool: then this thread's own scratch is not free.
+  if (workers <= 1 && !watch) return kernel.run(p, 0, p.units, own_scratch(scratch));
+  std::unique_ptr<char[]> memory(new char[size_t(scratch) * std::max(1, workers) + 64]);
   char* at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
-  parallel_for(p.units, workers, [&](int worker, int64_t begin, int64_t end) {
-    kernel.run(p, begin, end, at + worker * scratch);
-  });
+  parallel_for(
+      p.units, workers,
+      [&](int worker, int64_t begin, int64_t end) { kernel.run(p, begin, end, at + worker * scratch); },
+      watch ? &*watch : nullptr);
+  if (watch && watch->stopped()) {
+    released.reset();
+    throw nb::python_error();
+  }
 }
 
 // Fresh memory costs a visit to the kernel for every page that is written first: large pages are few. NumPy asks for
@@ -576,53 +640,80 @@ struct Planes {
   }
 };
 
-// The first index outside [0, limit) in the order of the planes, if there is one.
-std::optional<int64_t> bad_index(const Planes& indices, int64_t limit) {
-  std::atomic<bool> bad{false};
-  const auto scan = [&](int64_t plane) -> std::optional<int64_t> {
-    const char* at = indices.plane(plane);
-    for (int64_t j = 0; j < indices.size; ++j) {
-      const int64_t i = *reinterpret_cast<const int64_t*>(at + j * indices.step);
-      if (std::uint64_t(i) >= std::uint64_t(limit)) return i;
-    }
-    return std::nullopt;
-  };
-  const int workers = indices.count * indices.size * 8 < serial_bytes.load() ? 1 : num_threads();
-  parallel_for(indices.count, workers, [&](int, int64_t begin, int64_t end) {
-    for (int64_t plane = begin; plane < end; ++plane)
-      if (scan(plane)) bad.store(true);
-  });
-  std::optional<int64_t> first;
-  for (int64_t plane = 0; bad.load() && plane < indices.count && !first; ++plane) first = scan(plane);
-  return first;
+constexpr int64_t moved_at_once = 1 << 20;  // items moved by index between two looks for signals
+
+// The first index outside its plane, in the order of the planes, whichever thread meets it. Planes behind it need no
+// work; those before it are finished.
+class BadIndex {
+public:
+  bool before(int64_t plane) const { return plane_.load(std::memory_order_relaxed) < plane; }
+  void report(int64_t plane, int64_t index) {
+    std::lock_guard lock(mutex_);
+    if (plane >= plane_.load(std::memory_order_relaxed)) return;
+    plane_.store(plane, std::memory_order_relaxed);
+    index_ = index;
+  }
+  std::optional<int64_t> index() const { return index_; }
+
+private:
+  std::mutex mutex_;
+  std::atomic<int64_t> plane_{INT64_MAX};
+  std::optional<int64_t> index_;
+};
+
+// Moves items [begin, end) of a plane; an index that leaves the plane ends it and is returned. Each index is read
+// once: another thread may be writing them.
+template <class T, bool scatter> std::optional<int64_t> move_plane(const Planes& wide, const Planes& narrow,
+                                                                   const Planes& indices, int64_t plane,
+                                                                   int64_t begin, int64_t end) {
+  char *w = wide.plane(plane), *v = narrow.plane(plane);
+  const char* at = indices.plane(plane);
+  for (int64_t j = begin; j < end; ++j) {
+    const int64_t i =
+        __atomic_load_n(reinterpret_cast<const int64_t*>(at + j * indices.step), __ATOMIC_RELAXED);
+    if (std::uint64_t(i) >= std::uint64_t(wide.size)) return i;
+    T* there = reinterpret_cast<T*>(w + i * wide.step);
+    T* here = reinterpret_cast<T*>(v + j * narrow.step);
+    if (scatter)
+      *there = *here;
+    else
+      *here = *there;
+  }
+  return std::nullopt;
 }
 
-template <class T>
-void move_items(const Planes& wide, const Planes& narrow, const Planes& indices, bool scatter) {
+template <class T, bool scatter> void move_items(const Planes& wide, const Planes& narrow,
+                                                 const Planes& indices, BadIndex& bad, Watch* watch) {
   const bool small = narrow.count * narrow.size * int64_t(sizeof(T) + 8) < serial_bytes.load();
   const int workers = small ? 1 : int(std::min<int64_t>(num_threads(), narrow.count));
   if (recording)
     steps.push_back(
         {scatter ? "unpool" : "unpool backward", scatter ? "scatter" : "gather", "baseline", workers});
-  parallel_for(narrow.count, workers, [&](int, int64_t begin, int64_t end) {
-    for (int64_t plane = begin; plane < end; ++plane) {
-      char *w = wide.plane(plane), *v = narrow.plane(plane);
-      const char* at = indices.plane(plane);
-      for (int64_t j = 0; j < narrow.size; ++j) {
-        T* there =
-            reinterpret_cast<T*>(w + *reinterpret_cast<const int64_t*>(at + j * indices.step) * wide.step);
-        T* here = reinterpret_cast<T*>(v + j * narrow.step);
-        if (scatter)
-          *there = *here;
-        else
-          *here = *there;
-      }
-    }
-  });
+  parallel_for(
+      narrow.count, workers,
+      [&](int worker, int64_t begin, int64_t end) {
+        for (int64_t plane = begin; plane < end && !bad.before(plane); ++plane)
+          for (int64_t j = 0; j < narrow.size; j += moved_at_once) {
+            if (watch && watch->stops(worker)) return;
+            const auto index = move_plane<T, scatter>(wide, narrow, indices, plane, j,
+                                                      std::min(narrow.size, j + moved_at_once));
+            if (!index) continue;
+            bad.report(plane, *index);
+            break;
+          }
+      },
+      watch);
+}
+
+template <class T> void move_items(const Planes& wide, const Planes& narrow, const Planes& indices,
+                                   bool scatter, BadIndex& bad, Watch* watch) {
+  scatter ? move_items<T, true>(wide, narrow, indices, bad, watch)
+          : move_items<T, false>(wide, narrow, indices, bad, watch);
 }
 
 // Unpooling (scatter) and its adjoint (gather). Repeated indices: the last in row-major order stays.
-// Returns (understood, index): not understood asks for packed copies; an index is one that is out of range.
+// Returns (understood, index): not understood asks for packed copies; an index is the first that is out of range, and
+// then only some items were moved.
 std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narrow, nb::handle indices,
                                                 int type, int n_axes, bool scatter) {
   const Dtype dtype = Dtype(type);
@@ -631,22 +722,29 @@ std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narr
   if (!w || !n || !i) return {false, std::nullopt};
   if (w->count != n->count || n->count != i->count || n->size != i->size) fault("planes differ");
   if (n->count == 0 || n->size == 0) return {true, std::nullopt};
-  nb::gil_scoped_release release;
-  if (const auto bad = bad_index(*i, w->size)) return {true, bad};
-  switch (item_size(dtype)) {
-  case 1:
-    move_items<std::uint8_t>(*w, *n, *i, scatter);
-    break;
-  case 2:
-    move_items<std::uint16_t>(*w, *n, *i, scatter);
-    break;
-  case 4:
-    move_items<std::uint32_t>(*w, *n, *i, scatter);
-    break;
-  default:
-    move_items<std::uint64_t>(*w, *n, *i, scatter);
+  BadIndex bad;
+  bool stopped = false;
+  {
+    Released released;
+    Watch watch([&] { return released.interrupted(); }, std::max<int64_t>(1, moved_at_once / n->size));
+    Watch* const watched = n->count * n->size >= 4 * moved_at_once && hears_signals() ? &watch : nullptr;
+    switch (item_size(dtype)) {
+    case 1:
+      move_items<std::uint8_t>(*w, *n, *i, scatter, bad, watched);
+      break;
+    case 2:
+      move_items<std::uint16_t>(*w, *n, *i, scatter, bad, watched);
+      break;
+    case 4:
+      move_items<std::uint32_t>(*w, *n, *i, scatter, bad, watched);
+      break;
+    default:
+      move_items<std::uint64_t>(*w, *n, *i, scatter, bad, watched);
+    }
+    stopped = watch.stopped();
   }
-  return {true, std::nullopt};
+  if (stopped) throw nb::python_error();
+  return {true, bad.index()};
 }
 
 }  // namespace

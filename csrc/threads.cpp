@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <new>
@@ -30,8 +31,9 @@ class Job {
 public:
   using Run = std::function<void(int, int64_t, int64_t)>;
 
-  Job(const Run& run, int64_t n, int workers)
-      : run_(run), piece_(std::max<int64_t>(1, n / (int64_t(workers) * 8))), shares_(workers) {
+  Job(const Run& run, int64_t n, int workers, Watch* watch)
+      : run_(run), watch_(watch), piece_(workers == 1 ? n : std::max<int64_t>(1, n / (int64_t(workers) * 8))),
+        shares_(workers) {
     for (int k = 0; k < workers; ++k) {
       shares_[k].next = n / workers * k + std::min<int64_t>(k, n % workers);
       shares_[k].end = shares_[k].next + n / workers + (k < n % workers);
@@ -42,23 +44,41 @@ public:
 
   void work(int worker) {
     const int n = int(shares_.size());
+    int64_t piece = watch_ ? std::min(piece_, watch_->step()) : piece_;
     for (int k = 0; k < n; ++k) {
       Share& share = shares_[(worker + k) % n];
       for (;;) {
-        const int64_t begin = share.next.fetch_add(piece_, std::memory_order_relaxed);
+        if (watch_ && watch_->stops(worker)) return;
+        const int64_t begin = share.next.fetch_add(piece, std::memory_order_relaxed);
         if (begin >= share.end) break;
-        run_(worker, begin, std::min(share.end, begin + piece_));
+        const int64_t end = std::min(share.end, begin + piece);
+        if (watch_)
+          piece = timed(worker, begin, end, piece);
+        else
+          run_(worker, begin, end);
       }
     }
   }
 
 private:
+  static constexpr std::chrono::milliseconds shortest{25}, longest{100};
+
+  // Runs a piece; the size of the next one, such that it takes neither too long nor, if it can, too short a time.
+  int64_t timed(int worker, int64_t begin, int64_t end, int64_t piece) const {
+    const auto start = Watch::Clock::now();
+    run_(worker, begin, end);
+    const auto took = Watch::Clock::now() - start;
+    if (took > longest) return std::max<int64_t>(1, int64_t(double(end - begin) * (longest / 2.0 / took)));
+    return took < shortest ? std::min(piece_, 2 * piece) : piece;
+  }
+
   struct alignas(64) Share {
     std::atomic<int64_t> next;
     int64_t end;
   };
 
   const Run& run_;
+  Watch* const watch_;
   const int64_t piece_;
   std::vector<Share> shares_;
   std::atomic<int> joined_{0};
@@ -86,8 +106,9 @@ public:
   // each other closely, and a caller for as long as a worker's last piece should take.
   static constexpr std::chrono::microseconds awake{200}, patient{1000};
 
-  // Only one job runs at a time; a second caller finds the pool busy and works alone.
-  std::mutex busy;
+  // Only one job runs at a time; a second caller finds the pool busy and works alone. So does a signal handler that
+  // pools while a call of its own thread is interrupted, which is why this is not a mutex.
+  std::atomic<bool> busy{false};
 
   void run(Job& job, int workers) {
     grow(workers - 1);
@@ -183,6 +204,25 @@ struct Team {
   bool complete() const { return parallel && worker && most && inside; }
 };
 
+// Whether this process is a copy of another one (forked, no exec since): what a library believes of its threads may
+// be true of the parent alone. A system that does not say counts as one.
+bool is_copy() {
+#if defined(__linux__)
+  constexpr unsigned fork_no_exec = 0x40;  // the kernel's PF_FORKNOEXEC
+  char text[512];
+  std::FILE* file = std::fopen("/proc/self/stat", "re");
+  if (!file) return true;
+  text[std::fread(text, 1, sizeof text - 1, file)] = 0;
+  std::fclose(file);
+  const char* name_end = std::strrchr(text, ')');  // a program's name may hold anything
+  unsigned flags = 0;
+  if (!name_end || std::sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) != 1) return true;
+  return flags == 0 || flags & fork_no_exec;
+#else
+  return true;
+#endif
+}
+
 Team team;
 std::atomic<bool> has_team{false};
 
@@ -254,7 +294,8 @@ bool borrow_threads() {
         return int(own);
       },
       &path);
-  void* library = path.empty() || has_team.load() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  void* library =
+      path.empty() || has_team.load() || is_copy() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
   if (library) {
     const auto find = [&](auto& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
@@ -269,13 +310,17 @@ bool borrow_threads() {
   return has_team.load();
 }
 
-void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t, int64_t)>& run) {
+void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t, int64_t)>& run,
+                  Watch* watch) {
   workers = int(std::min<int64_t>(workers, n));
   if (workers > 1) {
     Pool& workers_pool = the_pool();
-    std::unique_lock lock(workers_pool.busy, std::try_to_lock);
-    if (lock) {
-      Job job(run, n, workers);
+    if (!workers_pool.busy.exchange(true, std::memory_order_acquire)) {
+      const struct Lock {
+        std::atomic<bool>& busy;
+        ~Lock() { busy.store(false, std::memory_order_release); }
+      } lock{workers_pool.busy};
+      Job job(run, n, workers, watch);
       if (borrows(workers))
         team.parallel([](void* one) { static_cast<Job*>(one)->work(team.worker()); }, &job, workers, 0);
       else
@@ -283,7 +328,10 @@ void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t,
       return;
     }
   }
-  if (n > 0) run(0, 0, n);
+  if (n > 0 && watch)
+    Job(run, n, 1, watch).work(0);
+  else if (n > 0)
+    run(0, 0, n);
 }
 
 }  // namespace ndpool

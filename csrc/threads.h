@@ -1,6 +1,8 @@
 // A small pool of worker threads: woken for large work only, soon asleep otherwise, rebuilt in a forked child.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 
@@ -13,12 +15,42 @@ void set_num_threads(int n);
 void set_default_threads(int n);
 
 // From now on the main thread works with the threads of the OpenMP library (libgomp) that PyTorch uses, if there is
-// one; says whether there is.
+// one and this process was not forked; says whether it does.
 bool borrow_threads();
+
+// Lets long work stop early: the calling thread asks a few times a second whether to, and every worker sees the answer.
+class Watch {
+public:
+  using Clock = std::chrono::steady_clock;
+
+  // `step`: how much of [0, n) a worker takes at first; after that, what takes a fraction of a second.
+  Watch(std::function<bool()> ask, std::int64_t step) : ask_(std::move(ask)), step_(step) {}
+
+  std::int64_t step() const { return step_; }
+  bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
+
+  // Called by workers between pieces of work; worker 0 is the calling thread.
+  bool stops(int worker) {
+    if (worker == 0 && !stopped() && Clock::now() - asked_ >= interval) {
+      if (ask_()) stopped_.store(true, std::memory_order_relaxed);
+      asked_ = Clock::now();
+    }
+    return stopped();
+  }
+
+private:
+  static constexpr std::chrono::milliseconds interval{200};
+
+  const std::function<bool()> ask_;
+  const std::int64_t step_;
+  Clock::time_point asked_ = Clock::now();
+  std::atomic<bool> stopped_{false};
+};
 
 // Calls run(worker, begin, end) for pieces of [0, n) on at most `workers` threads, the caller's among them.
 // Pieces are handed out as workers become free; which worker gets which piece never changes a result.
+// With a watch that stops, some pieces are left out; no worker is at work any more on return.
 void parallel_for(std::int64_t n, int workers,
-                  const std::function<void(int, std::int64_t, std::int64_t)>& run);
+                  const std::function<void(int, std::int64_t, std::int64_t)>& run, Watch* watch = nullptr);
 
 }  // namespace ndpool

@@ -276,6 +276,41 @@ print(*status)
     assert run_python(code).split() == ["0"] * 20
 
 
+FORKED_FIRST = """
+import multiprocessing, os, signal, sys
+import torch
+
+torch.set_num_threads(2)
+x = torch.rand(8, 16, 128, 128)
+want = torch.nn.functional.max_pool2d(x, 3, 2, 1).numpy()  # PyTorch's threads have worked now
+kind = sys.argv[1]
+
+def child(_=None):
+    import ndpool
+    right = [(ndpool.max_pool2d(y, 3, 2, 1).__array__() == want).all() for y in (x, x.numpy(), x)]
+    return "multiprocessing.process" in sys.modules, ndpool.get_num_threads(), all(right)
+
+if __name__ == "__main__":
+    if kind == "os":
+        if (pid := os.fork()) == 0:
+            signal.alarm(100)  # one that hangs is ended
+            os._exit(0 if child()[1:] == (2, True) else 1)
+        print(os.waitpid(pid, 0)[1])
+    else:
+        with multiprocessing.get_context(kind).Pool(2) as pool:
+            print(*{int(their[1:] != (2, True)) for their in pool.map_async(child, range(4), 1).get(100)})
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["os", "fork", "forkserver", "spawn"])
+def test_children_forked_before_the_first_call(kind, tmp_path):
+    """PyTorch's threads worked in the parent and do not exist in the child, whose first pool needs others."""
+    script = tmp_path / "forked.py"
+    script.write_text(FORKED_FIRST)
+    assert run_python(script, kind, timeout=300, NDPOOL_NUM_THREADS="2").split() == ["0"]
+
+
 @pytest.mark.torch
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere PyTorch's threads are not libgomp's")
 def test_tensors_use_the_threads_of_pytorch():
@@ -312,6 +347,240 @@ def test_calls_beside_each_other():
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):
             assert list(pool.map(partial(digest, MAXIMA), arrays)) == wanted
+
+
+def test_threads_forks_and_sets_at_once():
+    """Calls of several threads, settings that change meanwhile, and children in the middle: right answers."""
+    code = """
+import os, random, sys, threading
+import numpy as np, ndpool
+from ndpool._native import core
+
+rng = np.random.default_rng(0)
+x = rng.integers(-8, 9, (4, 4, 150, 230)).astype(np.float32)
+values, indices = ndpool.max_pool2d(x, 2, return_indices=True)
+calls = [
+    lambda: ndpool.max_pool2d(x, 3, 2, 1),
+    lambda: ndpool.max_pool2d(x, 5, 1, 2),
+    lambda: ndpool.avg_pool2d(x, 3, 2),
+    lambda: ndpool.max_pool2d(x, 2, return_indices=True)[1],
+    lambda: ndpool.pool(x.astype(np.int64), (2, 2), reduce="sum"),
+    lambda: ndpool.max_unpool2d(values, indices, 2),
+]
+ndpool.set_num_threads(1)
+want = [call() for call in calls]
+failed, done = [], threading.Event()
+
+def work(seed, least):
+    choose, n = random.Random(seed), 0
+    while n < least or not done.is_set():
+        n += 1
+        ndpool.set_num_threads(choose.randrange(1, 5))
+        core.set_isa(choose.choice(core.isa_names()))
+        i = choose.randrange(len(calls))
+        if not (calls[i]() == want[i]).all():
+            failed.append(i)
+
+threads = [threading.Thread(target=work, args=(seed, 10)) for seed in range(3)]
+for thread in threads:
+    thread.start()
+for seed in range(10, 20):
+    if (pid := os.fork()) == 0:
+        done.set()
+        work(seed, 4)
+        os._exit(len(failed))
+    failed += [seed] * (os.waitpid(pid, 0)[1] != 0)
+done.set()
+for thread in threads:
+    thread.join()
+print(failed)
+"""
+    assert run_python(code, timeout=600).split() == ["[]"]
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_exit_beside_calls(threads):
+    """The interpreter ends while daemon threads pool: no error, no message."""
+    code = """
+import os, threading, numpy as np, ndpool
+os.dup2(1, 2)
+x = np.ones((8, 64, 64))
+begun = threading.Semaphore(0)
+
+def work():
+    ndpool.max_pool2d(x, 3)
+    begun.release()
+    while True:
+        ndpool.max_pool2d(x, 3)
+
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+for _ in range(3):
+    begun.acquire()
+"""
+    for _ in range(8):
+        assert run_python(code, NDPOOL_NUM_THREADS=threads) == ""
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_exit_before_a_call_ends(threads):
+    """A long call returns while the interpreter ends. (PyTorch's functions abort the process then.)"""
+    code = """
+import os, sys, threading, time, numpy as np, ndpool
+os.dup2(1, 2)
+x, begun = np.ones((1, 1, 50, 50, 50)), threading.Event()
+ndpool.lp_pool3d(x, 3.5, 10, 10)
+
+def work():
+    begun.set()
+    ndpool.lp_pool3d(x, 3.5, 10, 1)
+
+class Last:
+    def __del__(self, sleep=time.sleep):
+        sleep(2)
+
+sys.last = Last()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+    assert run_python(code, NDPOOL_NUM_THREADS=threads) == ""
+
+
+# A call of which an eighth is timed, in CPU time: what other processes do changes nothing.
+INTERRUPT = """
+import signal, sys, time
+import numpy as np, ndpool
+SETUP
+def cpu(call, *args):
+    start = time.process_time()
+    try:
+        return call(*args), time.process_time() - start
+    except KeyboardInterrupt:
+        return None, time.process_time() - start
+
+want, eighth = cpu(call, 1)
+signal.signal(signal.SIGVTALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
+result, took = cpu(call, 8)
+print(result is None, took < 4 * eighth)
+start = time.process_time()
+time.sleep(0.5)
+print(time.process_time() - start < 0.25)
+print(bool((want == call(1)).all()))
+"""
+INTERRUPTED = {
+    "forward": """
+x = np.random.default_rng(0).random((8, 60, 60, 60))
+call = lambda n: ndpool.lp_pool3d(x[:n], 3.0, 12, 1)
+""",
+    "one plane": """
+x = np.random.default_rng(0).random((1, 1, 160, 110, 110))
+call = lambda n: ndpool.lp_pool3d(x[:, :, : 20 * n], 3.0, 12, 1)
+""",
+    "large window": """
+x = np.random.default_rng(0).random((8, 150, 150, 150))
+call = lambda n: ndpool.pool(x[:n], (50, 50, 50), reduce="avg", stride=1)
+""",
+    "backward": """
+from ndpool import geometry
+from ndpool.frameworks import numpy as room
+from ndpool.reductions import REDUCTIONS
+plan = geometry.sliding("f", (40, 40, 40), 10, 1, 0, 1, False, strict=False)
+x, y = (np.random.default_rng(0).random((8, *sizes)) for sizes in (plan.sizes, plan.out))
+call = lambda n: room.pool_backward(plan, REDUCTIONS["lp"], y[:n], (1, 2, 3), x=x[:n], y=y[:n], norm=3.5)
+""",
+    "unpool": """
+values = np.broadcast_to(np.ones(1 << 20, np.float32), (4000, 1 << 20))
+indices = np.broadcast_to(np.arange(1 << 20) % 16, values.shape)
+call = lambda n: ndpool.unpool(values[: 500 * n], indices[: 500 * n], (16,), axes=(1,))
+""",
+    "unpool one plane": """
+values = np.broadcast_to(np.ones(1, np.float32), (1 << 32,))
+indices = np.broadcast_to(np.ones(1, int), values.shape)
+call = lambda n: ndpool.unpool(values[: n << 29], indices[: n << 29], (16,))
+""",
+    "tensor": """
+import torch
+x = torch.rand(8, 1, 60, 60, 60)
+call = lambda n: ndpool.lp_pool3d(x[:n], 3.0, 12, 1)
+""",
+    "tensor backward": """
+import torch
+x = {n: torch.rand(5 * n, 1, 90, 90, 90).double().requires_grad_() for n in (1, 8)}
+y = {n: ndpool.avg_pool3d(x[n], 20, 1).sum() for n in x}
+call = lambda n: torch.autograd.grad(y[n], x[n], retain_graph=True)[0]
+""",
+}
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.torch if "tensor" in c else ()) for c in INTERRUPTED]
+)
+def test_a_long_call_hears_signals(case, threads):
+    """KeyboardInterrupt long before the call would have ended; then no thread is at work, and calls go on."""
+    code = INTERRUPT.replace("SETUP", INTERRUPTED[case])
+    assert run_python(code, timeout=600, NDPOOL_NUM_THREADS=threads).split() == ["True"] * 4
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_a_signal_handler_may_pool(threads):
+    """In the middle of a call, as often as it is called; both results are right."""
+    code = """
+import signal, numpy as np, ndpool
+x = np.random.default_rng(0).random((4, 60, 60, 60))
+call = lambda x: ndpool.lp_pool3d(x, 3.0, 12, 1)
+want, part, right = call(x), call(x[:1, :24]), []
+
+def handler(*_):
+    right.append((call(x[:1, :24]) == part).all())
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
+
+signal.signal(signal.SIGVTALRM, handler)
+handler()
+got = call(x)
+signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+print(len(right) > 2, (got == want).all(), all(right))
+"""
+    assert run_python(code, timeout=600, NDPOOL_NUM_THREADS=threads).split() == ["True"] * 3
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_indices_that_change_during_unpool(threads):
+    """Another thread writes indices that are out of range: an error or a result, never a wrong address."""
+    code = """
+import threading, numpy as np, ndpool
+values, indices = np.ones((2, 1 << 16)), np.zeros((2, 1 << 16), int)
+done, seen = threading.Event(), {"result": 0, "error": 0}
+
+def change():
+    while not done.is_set():
+        for index in (1 << 40, 0, -(1 << 40), 0):
+            indices[:, -200:] = index
+
+changing = threading.Thread(target=change)
+changing.start()
+while min(seen.values()) < 100:
+    try:
+        ndpool.unpool(values, indices, (1 << 16,))
+        seen["result"] += 1
+    except ValueError:
+        seen["error"] += 1
+done.set()
+changing.join()
+print("done")
+"""
+    assert run_python(code, timeout=600, NDPOOL_NUM_THREADS=threads).split() == ["done"]
+
+
+def test_the_first_index_out_of_range_is_named():
+    """In the order of planes and elements, however many threads look."""
+    values, indices = np.ones((64, 1 << 13)), np.zeros((64, 1 << 13), int)
+    indices[40:, 5], indices[23, 7000], indices[23, 7001] = 1 << 13, -3, 1 << 14
+    for threads in THREADS * 10:
+        ndpool.set_num_threads(threads)
+        with pytest.raises(ValueError, match="got index -3 with"):
+            ndpool.unpool(values, indices, (1 << 13,))
 
 
 def test_python_runs_on_beside_a_call():
