@@ -76,7 +76,7 @@ LEAST = {  # family -> argument -> the least integer it may be
     "unpool": {"output_size": 1},
     "windows": WINDOW | {"size": 1},
     "adaptive_windows": {"size": 1, "output_size": 0},
-    "output_size": WINDOW,
+    "output_size": WINDOW | {"size": 1},
     "set_num_threads": {"n": 1},
 }
 NO_INTEGERS = [1.5, np.float64(2), nan, True, np.True_, "2", 2j, {2}, np.array([2, 2]), np.array(2.0)]
@@ -228,7 +228,7 @@ def table_cases():
 def integer_cases():
     for name in LEGAL:
         for argument, least in LEAST[family(name)].items():
-            most = 1024 if argument == "n" else LIMIT
+            most = {"n": 1024, "size": 2**63 - 1}.get(argument, LIMIT)
             rules = argument == "padding" and name in ("pool", "windows", "output_size")  # strings name rules
             for value in NO_INTEGERS:
                 error = ValueError if rules and isinstance(value, str) else TypeError

@@ -110,7 +110,7 @@ def test_same_padding_is_tensorflows():
             assert got.out == want.out == (-(-size // s),)
 
 
-def test_general_padding_is_refused_exactly_when_a_window_is_empty():
+def test_general_padding_beyond_pytorchs_limit_is_refused_exactly_when_a_window_is_empty():
     """pytorch#3298, pytorch#17150: any padding on either side, as long as every window has an element."""
     for size, k, s, d in product((1, 2, 3, 5, 8), (1, 2, 3, 5), (1, 2, 3, 4), (1, 2, 3, 4, 7)):
         for before, after, ceil in product(range(0, 12), (0, 1, 4, 11), (False, True)):
@@ -121,11 +121,74 @@ def test_general_padding_is_refused_exactly_when_a_window_is_empty():
                 continue
             empty = [not taps for taps in brute(size, out, k, s, before, d)]
             call = ("f", (size,), k, s, [(before, after)], d, ceil)
-            if any(empty):
+            if any(empty) and max(before, after) > k // 2:
                 with pytest.raises(ValueError, match="holds none"):
                     geometry.sliding(*call, strict=False)
             else:
                 assert geometry.sliding(*call, strict=False).out == (out,)
+
+
+def answer(function, *args, **kwargs):
+    """What a function answers; None where it refuses."""
+    try:
+        return function(*args, **kwargs)
+    except (ValueError, RuntimeError):
+        return None
+
+
+def test_one_rule_says_which_windows_exist():
+    """output_size and windows answer exactly where pooling does; PyTorch's answers are all among them."""
+    counts = {"pytorch": 0, "beyond": 0, "refused": 0, "empty": 0}
+    for size, k, s, d in product(range(1, 7), range(1, 6), range(1, 4), range(1, 5)):
+        x = np.arange(1.0, size + 1)[None]
+        tensor = torch.from_numpy(x)
+        for p, ceil in product(range(5), (False, True)):
+            window, case = (k, s, p, d, ceil), (size, k, s, p, d, ceil)
+            general = {"stride": s, "padding": p, "dilation": d, "ceil_mode": ceil}
+            pooled = answer(ndpool.pool, x, (k,), **general)
+            spans = answer(ndpool.windows, size, *window)
+            out = answer(ndpool.output_size, size, *window)
+            want = answer(F.max_pool1d, tensor, *window)
+            for got in (answer(ndpool.max_pool1d, array, *window) for array in (x, tensor)):
+                assert np.array_equal(got, want), case
+            assert np.array_equal(answer(ndpool.pool, tensor, (k,), **general), pooled), case
+            if want is not None:
+                assert np.array_equal(pooled, want), case
+                counts["pytorch"] += 1
+                counts["empty"] += -np.inf in pooled
+            if pooled is None:
+                assert spans is out is None, case
+                counts["refused"] += 1
+            else:
+                counts["beyond"] += want is None
+                assert [max(x[0, list(span)], default=-np.inf) for span in spans] == pooled[0].tolist(), case
+                assert out == len(spans)
+    assert min(counts.values()) > 10, counts
+
+
+def test_one_rule_says_which_adaptive_windows_exist():
+    for size, out in product(range(1, 9), [*range(-1, 12), None]):
+        x = np.arange(1.0, size + 1)[None]
+        spans = answer(ndpool.adaptive_windows, size, out)
+        pooled = answer(ndpool.adaptive_pool, x, (out,))
+        named = answer(ndpool.adaptive_max_pool1d, x, (out,))
+        assert np.array_equal(pooled, named)
+        if out is not None:  # for which PyTorch asks in two and three dimensions only
+            assert np.array_equal(named, answer(F.adaptive_max_pool1d, torch.from_numpy(x), (out,)))
+        if pooled is None:
+            assert spans is None
+        else:
+            assert [max(x[0, list(span)]) for span in spans] == pooled[0].tolist()
+
+
+def test_sizes_that_an_array_may_have_are_answered_alike():
+    """A size may be larger than any other argument."""
+    size, far = 2**40, 2**31 - 1
+    assert ndpool.output_size(size, far) == len(ndpool.windows(size, far)) == 512
+    assert ndpool.adaptive_windows(size, 2) == [range(0, size // 2), range(size // 2, size)]
+    for function in (ndpool.output_size, ndpool.windows, ndpool.adaptive_windows):
+        with pytest.raises(ValueError, match=rf"size must be from 1 to {2**63 - 1}; got size={2**63}"):
+            function(2**63, 2)
 
 
 def test_cut_gives_the_same_windows():

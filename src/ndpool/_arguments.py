@@ -68,6 +68,14 @@ def check_sizes(fn: str, name: str, value: object, n: int) -> tuple[int, ...]:
     return tuple(check_range(fn, name, size, 1) for size in check_ints(fn, name, value, n, single=False))
 
 
+def check_size(fn: str, size: object) -> int:
+    """The size of a pooled axis: any that an array may have."""
+    value = check_int(fn, "size", size)
+    if not 1 <= value < 2**63:
+        raise ValueError(f"{fn}: size must be from 1 to {2**63 - 1}; got size={show(value)}")
+    return value
+
+
 def check_divisor(fn: str, divisor: object) -> int:
     """A divisor of one's own: any integer but zero; None is 0, the window's own."""
     if divisor is None:

@@ -90,7 +90,8 @@ def pool(
     stride, dilation : int or sequence of int
         Distance between windows (default: the window) and between the elements of a window.
     padding : int, sequence of int, sequence of (before, after), "same", "same_lower" or "valid"
-        Cells added around the input, as much as you like while every window holds a real element.
+        Cells added around the input: at most half the window, or more while every window contains an
+        element of the input.
         `"same"` gives ceil(size / stride) outputs, the odd cell after the input; `"same_lower"` before it.
     ceil_mode : bool
         Keep a last window that only begins inside the input or its leading padding.
