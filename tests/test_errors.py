@@ -69,7 +69,7 @@ LEAST = {  # family -> argument -> the least integer it may be
     "lp_pool": WINDOW,
     "adaptive_max_pool": {"output_size": 0},
     "adaptive_avg_pool": {"output_size": 0},
-    "max_unpool": {"kernel_size": 1, "stride": 1, "padding": 0},
+    "max_unpool": WINDOW,
     "fractional_max_pool": {"kernel_size": 1, "output_size": 0},
     "pool": {"window": 1, "stride": 1, "padding": 0, "dilation": 1},
     "adaptive_pool": {"output_size": 0},
@@ -189,17 +189,17 @@ Value fractional_max_pool{2,3}d(output_size=6) => output_size=6 | kernel_size=2 
 # layers, made and called
 Value nn.MaxPool2d(2)(X2[0, 0]) => max_pool2d | input | (6, 6)
 Type nn.AvgPool1d(2)([1.0]) => avg_pool1d | input | list
-Type nn.MaxPool2d("ab")(X2) => max_pool2d | kernel_size='ab'
-Value nn.MaxPool2d(2, 0)(X2) => max_pool2d | stride=0
-Value nn.AvgPool2d(2, 2, 2)(X2) => avg_pool2d | padding=2 | limit 1
-Type nn.LPPool2d("2", 2)(X2) => lp_pool2d | norm_type='2'
-Value nn.AdaptiveMaxPool2d(<-1;()>)(X2) => adaptive_max_pool2d | output_size=<-1;()>
-Type nn.AdaptiveAvgPool2d(2.0)(X2) => adaptive_avg_pool2d | output_size=2.0
+Type nn.MaxPool2d("ab") => MaxPool2d | kernel_size='ab'
+Value nn.MaxPool2d(2, 0) => MaxPool2d | stride=0
+Value nn.AvgPool2d(2, 2, 2) => AvgPool2d | padding=2 | limit 1
+Type nn.LPPool2d("2", 2) => LPPool2d | norm_type='2'
+Value nn.AdaptiveMaxPool2d(<-1;()>) => AdaptiveMaxPool2d | output_size=<-1;()>
+Type nn.AdaptiveAvgPool2d(2.0) => AdaptiveAvgPool2d | output_size=2.0
 Value nn.MaxUnpool2d(2)(X2, I2 - 1) => max_unpool2d | indices | -1
 Type nn.MaxUnpool2d(2)(X2, X2) => max_unpool2d | indices | float64
-Type nn.FractionalMaxPool2d("ab", 2)(X2) => FractionalMaxPool2d | kernel_size | ab
-Type nn.FractionalMaxPool2d(2, None, "ab")(X2) => FractionalMaxPool2d | output_ratio | ab
-Type nn.LPPool2d(np.ones(2), 2)(X2) => lp_pool2d | norm_type | [1., 1.]
+Type nn.FractionalMaxPool2d("ab", 2) => FractionalMaxPool2d | kernel_size | ab
+Type nn.FractionalMaxPool2d(2, None, "ab") => FractionalMaxPool2d | output_ratio | ab
+Type nn.LPPool2d(np.ones(2), 2) => LPPool2d | norm_type | [1., 1.]
 """
 TABLE = TABLE.replace(
     "BAD", "<complex;'c8';object;'U3';'S3';'M8[s]';'m8[s]';np.longdouble;'V4';RECORD;FP8;INT4>"

@@ -256,6 +256,35 @@ def test_unpool_sizes_equal_pytorch():
                 assert geometry.unpool_size("f", (size,), k, s, p, output_size) == want
 
 
+def test_unpool_gives_back_the_size_that_was_pooled():
+    """Every size that pools is among those that its unpooling takes, also after a dilated pool."""
+    for size, k, s, d, p in product(range(1, 12), range(1, 5), range(1, 5), range(1, 4), range(3)):
+        x = np.arange(1.0, size + 1)[None]
+        for ceil in (False, True):
+            pooled = answer(ndpool.max_pool1d, x, k, s, p, d, ceil, True)
+            if pooled is None or np.isinf(pooled[0]).any():
+                continue
+            back = ndpool.max_unpool1d(*pooled, k, s, p, x.shape, dilation=d)
+            assert back.shape == x.shape
+            assert set(back[back > 0]) == set(pooled[0][0])
+            assert (back[back > 0] == x[back > 0]).all()
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
+def test_unpool_errors_say_what_helps(make):
+    x = make(np.arange(81.0).reshape(1, 9, 9))
+    values, indices = ndpool.max_pool2d(x, 3, dilation=2, return_indices=True)
+    with pytest.raises(ValueError, match=r"index 40 .* \(limit 35\); pass output_size= with the sizes"):
+        ndpool.max_unpool2d(values, indices, 3)
+    with pytest.raises(ValueError, match=r"output_size=\(9, 9\) \(limits 4 to 8\); .* pass its dilation="):
+        ndpool.max_unpool2d(values, indices, 3, output_size=x.shape)
+    with pytest.raises(ValueError, match=r"output_size=\(9, 5\) \(limits 6 to 10\)"):
+        ndpool.max_unpool2d(values, indices, 3, output_size=(9, 5), dilation=(3, 2))
+    with pytest.raises(ValueError, match=r"output_size= be given; got sizes \(0, 0\) with padding=3"):
+        ndpool.max_unpool2d(values, indices, 3, padding=3)
+    assert ndpool.max_unpool2d(values, indices, 3, output_size=x.shape, dilation=2)[0, 4, 4] == 40
+
+
 def test_public_helpers():
     assert ndpool.windows(5, 2, ceil_mode=True) == [range(0, 2), range(2, 4), range(4, 5)]
     assert ndpool.windows(5, 3, 1, (2, 0)) == [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from numbers import Integral, Real
 from operator import index
 from typing import Any
@@ -97,12 +98,26 @@ def check_sign(fn: str, divisor: int, unsigned: bool) -> None:
         )
 
 
+def wrong_index(fn: str, index: int, sizes: tuple[int, ...]) -> ValueError:
+    """The error for an index outside the plane of an unpooling's output."""
+    hint = "; pass output_size= with the sizes that were pooled" if fn.startswith("max_unpool") else ""
+    return ValueError(
+        f"{fn}: indices must lie in the plane of the output; got index {index} with "
+        f"output sizes {tuple(sizes)} (limit {prod(sizes) - 1}){hint}"
+    )
+
+
 def check_flag(fn: str, name: str, value: object) -> bool:
     """What counts as true or false."""
     try:
         return bool(value)
     except (TypeError, ValueError):
         raise TypeError(f"{fn}: {name} must be true or false; got {name}={show(value)}") from None
+
+
+def check_flags(fn: str, **flags: object) -> None:
+    for name, value in flags.items():
+        check_flag(fn, name, value)
 
 
 def check_norm(fn: str, norm_type: object) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from ndpool import geometry
-from ndpool._arguments import check_divisor, check_norm, check_sizes, normalize_axes
+from ndpool._arguments import check_divisor, check_flag, check_norm, check_sizes, normalize_axes
 from ndpool._dispatch import room_of
 from ndpool.reductions import REDUCTIONS, find
 
@@ -272,5 +272,5 @@ def _extras(fn: str, reduce: str, divisor: object, norm_type: object) -> tuple[i
 
 
 def _check_indices_exist(fn: str, reduce: str, return_indices: object) -> None:
-    if return_indices and not REDUCTIONS[reduce].picks:
+    if check_flag(fn, "return_indices", return_indices) and not REDUCTIONS[reduce].picks:
         raise ValueError(f"{fn}: return_indices is for max and min; got it with reduce={reduce!r}")

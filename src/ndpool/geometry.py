@@ -353,7 +353,14 @@ def adaptive(fn: str, sizes: tuple[int, ...], output_size: object, *, strict: bo
 
 def adaptive_sizes(fn: str, sizes: Sequence[int], output_size: object, strict: bool) -> tuple[int, ...]:
     """The output sizes asked for, checked; sizes may be a compiler's symbols."""
-    n = len(sizes)
+    wanted = check_adaptive(fn, len(sizes), output_size, strict)
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
+    return tuple(size if out is None else out for out, size in zip(wanted, sizes, strict=True))
+
+
+def check_adaptive(fn: str, n: int, output_size: object, strict: bool = True) -> tuple[int | None, ...]:
+    """The output size asked for along each axis; None keeps the input's."""
     if not isinstance(output_size, Sequence) or not is_list(output_size):
         if output_size is None and strict:
             raise TypeError(f"{fn}: output_size must be an integer or have {n} entries; got output_size=None")
@@ -361,14 +368,11 @@ def adaptive_sizes(fn: str, sizes: Sequence[int], output_size: object, strict: b
     elif len(output_size) == n:
         wanted = output_size
     else:
-        raise ValueError(f"{fn}: output_size must have {n} entries; got output_size={output_size!r}")
-    outs = tuple(
-        size if out is None else check_range(fn, "output_size", check_int(fn, "output_size", out), 0)
-        for out, size in zip(wanted, sizes, strict=True)
+        raise ValueError(f"{fn}: output_size must have {n} entries; got output_size={show(output_size)}")
+    return tuple(
+        out if out is None else check_range(fn, "output_size", check_int(fn, "output_size", out), 0)
+        for out in wanted
     )
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
-    return outs
 
 
 @lru_cache(_CACHED)
@@ -475,21 +479,26 @@ def _fractional_starts(
 
 
 def unpool_size(
-    fn: str, sizes: tuple[int, ...], kernel_size: object, stride: object, padding: object, output_size: object
+    fn: str,
+    sizes: tuple[int, ...],
+    kernel_size: object,
+    stride: object,
+    padding: object,
+    output_size: object,
+    dilation: object = 1,
 ) -> tuple[int, ...]:
     """The sizes to unpool to: the inverse of pooling's, or the given ones where they pool to the same."""
     n = len(sizes)
-    kernels = check_ints(fn, "kernel_size", kernel_size, n)
-    strides = kernels if stride is None else check_ints(fn, "stride", stride, n)
-    pads = check_ints(fn, "padding", padding, n)
-    for name, values, least in (("kernel_size", kernels, 1), ("stride", strides, 1), ("padding", pads, 0)):
-        for value in values:
-            check_range(fn, name, value, least)
-    natural = tuple((i - 1) * s - 2 * p + k for i, s, p, k in zip(sizes, strides, pads, kernels, strict=True))
+    kernels, strides, pads, dilations = check_unpool(fn, n, kernel_size, stride, padding, dilation)
+    natural = tuple(
+        (i - 1) * s - 2 * p + (k - 1) * d + 1
+        for i, s, p, k, d in zip(sizes, strides, pads, kernels, dilations, strict=True)
+    )
     if output_size is None:
         if min(natural) < 1:
             raise ValueError(
-                f"{fn}: padding leaves nothing of the output; got sizes {natural} with padding={padding!r}"
+                f"{fn}: padding must leave an output, or output_size= be given; got sizes {natural} with "
+                f"padding={padding!r} (limit 1)"
             )
         return natural
     if not isinstance(output_size, Sequence) or isinstance(output_size, str):
@@ -503,9 +512,29 @@ def unpool_size(
         if not middle - s < got < middle + s or got < 1:
             raise ValueError(
                 f"{fn}: output_size must be within one stride of {natural}, which the other arguments give; "
-                f"got output_size={wanted} (limits {max(1, middle - s + 1)} to {middle + s - 1})"
+                f"got output_size={show(wanted)} (limits {max(1, middle - s + 1)} to {middle + s - 1}); "
+                f"after a dilated pool also pass its dilation="
             )
     return wanted
+
+
+def check_unpool(
+    fn: str, n: int, kernel_size: object, stride: object, padding: object, dilation: object
+) -> tuple[tuple[int, ...], ...]:
+    """Kernel, stride, padding and dilation of an unpooling per axis; PyTorch limits its padding nowhere."""
+    kernels = check_ints(fn, "kernel_size", kernel_size, n)
+    strides = kernels if stride is None else check_ints(fn, "stride", stride, n)
+    pads, dilations = check_ints(fn, "padding", padding, n), check_ints(fn, "dilation", dilation, n)
+    named = (
+        ("kernel_size", kernels, 1),
+        ("stride", strides, 1),
+        ("padding", pads, 0),
+        ("dilation", dilations, 1),
+    )
+    for name, values, least in named:
+        for value in values:
+            check_range(fn, name, value, least)
+    return kernels, strides, pads, dilations
 
 
 def positions(plan: Plan, offsets: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.int64]:

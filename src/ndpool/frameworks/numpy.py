@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndpool import geometry
-from ndpool._arguments import LIMIT, check_divisor, check_rank, check_sign, input_name
+from ndpool._arguments import LIMIT, check_divisor, check_rank, check_sign, input_name, wrong_index
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -204,7 +204,7 @@ def unpool(
 ) -> NDArray[Any]:
     """Zeros with every value at its index; of repeated indices the last in row-major order stays."""
     values, _ = _usable(fn, input_name(fn), values)
-    indices = _check_indices(fn, values, indices, prod(sizes))
+    indices = _check_indices(fn, values, indices, sizes)
     lead = tuple(a for a in range(values.ndim) if a not in axes)
     order = lead + axes
     shape = _with_sizes(values.shape, axes, sizes)
@@ -237,11 +237,7 @@ def move(
         if bad is None:
             (wide if scatter else narrow)[...] = packed[0 if scatter else 1]
     if bad is not None:
-        limit = int(np.prod(wide.shape[wide.ndim - n_axes :]))
-        raise ValueError(
-            f"{fn}: indices must lie in the plane of the output; got index {bad} with "
-            f"output sizes {wide.shape[wide.ndim - n_axes :]} (limit {limit - 1})"
-        )
+        raise wrong_index(fn, bad, wide.shape[wide.ndim - n_axes :])
 
 
 def fractional(
@@ -361,7 +357,7 @@ def _check_out(
     return pair
 
 
-def _check_indices(fn: str, values: NDArray[Any], indices: Any, limit: int) -> NDArray[np.int64]:
+def _check_indices(fn: str, values: NDArray[Any], indices: Any, sizes: tuple[int, ...]) -> NDArray[np.int64]:
     if not isinstance(indices, np.ndarray) or isinstance(indices, np.ma.MaskedArray):
         raise TypeError(f"{fn}: indices must be a NumPy array; got {type(indices).__name__}")
     if indices.dtype.kind not in "iu":
@@ -371,9 +367,7 @@ def _check_indices(fn: str, values: NDArray[Any], indices: Any, limit: int) -> N
             f"{fn}: indices must have the input's shape {values.shape}; got shape {indices.shape}"
         )
     if indices.dtype.kind == "u" and indices.dtype.itemsize == 8 and indices.size and indices.max() >> 63:
-        raise ValueError(
-            f"{fn}: indices must lie in the output's plane; got index {indices.max()} (limit {limit - 1})"
-        )
+        raise wrong_index(fn, int(indices.max()), sizes)
     return indices.astype(np.int64, copy=False)
 
 

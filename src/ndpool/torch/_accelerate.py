@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from ndpool.torch.modules import COUNTERPARTS, Classes, Pool
+from ndpool.torch.modules import COUNTERPARTS, Classes, Pool, Unpool
 
 
 class Entry(NamedTuple):
@@ -125,7 +125,8 @@ def _reason(module: torch.nn.Module, classes: Classes) -> str:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     if type(module) in classes:
-        return ""
+        dilated = isinstance(module, Unpool) and module.dilation != 1
+        return "PyTorch has no dilation for it" if dilated else ""
     base = next(cls for cls in classes if isinstance(module, cls))
     own = "of its own" if type(module).forward is base.forward else "that overrides forward"
     return f"a subclass of {base.__name__} {own}"
