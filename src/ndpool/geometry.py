@@ -203,10 +203,12 @@ def sliding(
 
 
 def check_window(
-    fn: str, n: int, kernel: object, stride: object, padding: object, dilation: object, *, strict: bool = True
-) -> None:
-    """Raise for arguments of `sliding` that no input size makes right."""
-    _check_ranges(fn, *_per_axis(fn, n, kernel, stride, padding, dilation, strict), strict=strict)
+    fn: str, n: int, kernel: object, stride: object, padding: object, dilation: object
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Kernel, stride and padding of a named function per axis; raises for what no input size makes right."""
+    window = _per_axis(fn, n, kernel, stride, padding, dilation, strict=True)
+    _check_ranges(fn, *window, strict=True)
+    return window[:3]
 
 
 def _per_axis(

@@ -48,7 +48,8 @@ def accelerate(model: torch.nn.Module) -> Report:
     A `state_dict` is the same before and after. A model saved whole names ndpool's classes: `restore` it
     first if it is to be loaded where ndpool is not. `torch.compile` and `torch.export` see ndpool's
     operators. TorchScript knows PyTorch's modules only: `torch.jit.script` restores a model by itself, and
-    what `torch.jit.trace` or `torch.fx.symbolic_trace` records is PyTorch's pooling.
+    what `torch.jit.trace` or `torch.fx.symbolic_trace` records is PyTorch's pooling. So is what
+    `torch.onnx.export` writes.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ Each is a subclass of PyTorch's module of the same name, from which it has every
 constructor, repr, state, pickling. A module raises when it is made if no input could make its arguments
 right; one that `accelerate` swapped was made by PyTorch and raises when it is called. A tensor that ndpool
 does not serve (quantized, sparse, nested, complex, a subclass of `torch.Tensor`) takes PyTorch's own way, and
-so does one that TorchScript traces.
+so does one that TorchScript traces or that is exported to ONNX.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from torch._C import _is_tracing as is_tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import is_dynamo_compiling
+from torch.onnx import is_in_onnx_export
 
 import ndpool
 from ndpool import geometry
 from ndpool._arguments import check_divisor, check_flags, check_ints, check_norm, check_range, check_ratio
 from ndpool._dispatch import room_of
 from ndpool.frameworks._torch_kernels import CODES
+from ndpool.torch._onnx import average
 
 # A compiler that traces a first call could not import the room.
 for _tensor in (torch.empty(0), torch.nn.Parameter()):
@@ -33,7 +35,8 @@ for _tensor in (torch.empty(0), torch.nn.Parameter()):
 
 _TRITON = find_spec("triton") is not None  # whose kernels pool CUDA tensors
 # The tensors of compilers stand for plain ones; other subclasses have a meaning of their own.
-_KINDS = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
+_TRACED = (FakeTensor, FunctionalTensor)
+_KINDS = (torch.Tensor, torch.nn.Parameter, *_TRACED)
 
 Classes = dict[type[torch.nn.Module], type[torch.nn.Module]]
 COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
@@ -48,6 +51,8 @@ def served(x: Any) -> bool:
         and (x.is_cpu or (x.is_cuda and _TRITON))
         and not x.is_nested
         and (is_dynamo_compiling() or not is_tracing())
+        # ONNX has operators for PyTorch's pooling, not for ndpool's.
+        and (type(x) not in _TRACED or not is_in_onnx_export())
     )
 
 
@@ -79,6 +84,10 @@ class Pool(torch.nn.Module):
         """Pool `input`; with `return_indices` the pair (values, indices)."""
         if served(input):
             return self._function(input, *self._arguments())
+        return self._original(input)
+
+    def _original(self, input: Any) -> Any:
+        """PyTorch's own way."""
         return super().forward(input)
 
     # Written out in each family: a loop over names would cost as much as the pooling of a small tensor.
@@ -127,6 +136,12 @@ class AvgPool(Pool):
         super()._check(name)
         geometry.check_window(name, self._n_axes, self.kernel_size, self.stride, self.padding, 1)
         check_divisor(name, getattr(self, "divisor_override", None))
+
+    def _original(self, input: Any) -> Any:
+        if is_in_onnx_export() and getattr(self, "divisor_override", None) is not None:
+            original = torch.nn.functional.avg_pool2d if self._n_axes == 2 else torch.nn.functional.avg_pool3d
+            return average(original, input, *self._arguments())
+        return super()._original(input)
 
     def _arguments(self) -> tuple[Any, ...]:
         common = (self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
