@@ -107,6 +107,35 @@ def wrong_index(fn: str, index: int, sizes: tuple[int, ...]) -> ValueError:
     )
 
 
+def check_overlap(fn: str, name: str, shape: Any, strides: Any, item: int) -> None:
+    """An array to write to has memory of its own for every element."""
+    if overlaps_itself(shape, strides, item):
+        raise ValueError(
+            f"{fn}: {name} must not overlap itself; got strides={tuple(strides)} with shape {tuple(shape)}"
+        )
+
+
+def overlaps_itself(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Whether two elements of an array share memory; strides and the size of an item in the same unit."""
+    if 0 in shape:
+        return False
+    axes = sorted((abs(stride), n) for stride, n in zip(strides, shape, strict=True) if n > 1)
+    extent, unclear = item, 0
+    for i, (stride, n) in enumerate(axes, 1):
+        if stride < extent:  # this axis reaches into what the axes before it cover
+            unclear = i
+        extent += stride * (n - 1)
+    axes = axes[:unclear]
+    # More elements than there is memory for; else they are few enough to be looked at.
+    if prod(n for _, n in axes) * item > item + sum(stride * (n - 1) for stride, n in axes):
+        return True
+    places = np.zeros(1, np.int64)
+    for stride, n in axes:
+        places = np.add.outer(places, stride * np.arange(n, dtype=np.int64)).ravel()
+    places.sort()
+    return bool((np.diff(places) < item).any())
+
+
 def check_flag(fn: str, name: str, value: object) -> bool:
     """What counts as true or false."""
     try:

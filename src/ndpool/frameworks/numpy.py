@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndpool import geometry
-from ndpool._arguments import LIMIT, check_divisor, check_rank, check_sign, input_name, wrong_index
+from ndpool._arguments import (
+    LIMIT,
+    check_divisor,
+    check_overlap,
+    check_rank,
+    check_sign,
+    input_name,
+    wrong_index,
+)
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -352,9 +360,19 @@ def _check_out(
             raise TypeError(f"{fn}: {name} must have dtype {want}; got dtype={target.dtype}")
         if not target.flags.writeable:
             raise ValueError(f"{fn}: {name} must be writable; got a read-only array")
-    if return_indices and np.may_share_memory(*pair) and np.shares_memory(*pair):
+        if not target.flags.c_contiguous:
+            check_overlap(fn, name, shape, target.strides, target.itemsize)
+    if return_indices and np.may_share_memory(*pair) and _share_memory(*pair):
         raise ValueError(f"{fn}: out must be two arrays that share no memory; got overlapping ones")
     return pair
+
+
+def _share_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether two arrays overlap; also where strides make that too hard to tell."""
+    try:
+        return np.shares_memory(a, b, max_work=1 << 24)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _check_indices(fn: str, values: NDArray[Any], indices: Any, sizes: tuple[int, ...]) -> NDArray[np.int64]:
