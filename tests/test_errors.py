@@ -7,6 +7,7 @@ Oneflow-Inc/oneflow#10522), no input is changed, and what was given as `out` is 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from fractions import Fraction
@@ -128,6 +129,8 @@ Value {pool,adaptive_pool,unpool}(axes=(2, <4;2**63>)) => axes=(2, <4;9223372036
 Value {pool,adaptive_pool,unpool}(axes=<();range(7)>) => axes | 1 to 6 | <0;7>
 Value {pool,adaptive_pool,unpool}(axes=(0, 1, 2, 3, -1)) => axes | 5
 Value pool(window=2, axes=None) => window=2 | axes
+Value pool(window=<();(1,) * 7>, axes=None) => window=<();(1, 1> | 1 to 6
+Value {adaptive_pool,unpool}(output_size=<();(1,) * 7>, axes=None) => output_size=<();(1, 1> | 1 to 6
 Value {adaptive_pool,unpool}(output_size=2, axes=None) => output_size=2 | axes
 # reductions, divisors, powers (pytorch#134841)
 Value {pool,adaptive_pool}(reduce=<"mean";["max"];None>) => reduce=<'mean';['max'];None> | max, min, sum
@@ -287,6 +290,40 @@ def test_wrong_calls(error, name, arguments, told):
 def test_integers(error, name, argument, value, told):
     """pytorch#91553, pytorch#189664, pytorch#42509, Oneflow-Inc/oneflow#10522: what stands for an integer."""
     refuse(error, [argument, *told], name, getattr(ndpool, name), LEGAL[name] | {argument: value})
+
+
+class Ambiguous:
+    """Neither true nor false, as a tensor of two elements."""
+
+    def __bool__(self):
+        raise RuntimeError("ambiguous")
+
+    def __repr__(self):
+        return "Ambiguous()"
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (name, argument)
+        for name in LEGAL
+        for argument in ("ceil_mode", "count_include_pad", "return_indices")
+        if argument in inspect.signature(getattr(ndpool, name)).parameters
+    ],
+)
+@pytest.mark.parametrize("value", [Ambiguous(), np.ones(2)], ids=["object", "array"])
+def test_flags(name, argument, value):
+    """What is neither true nor false is told by name, with every kind of array."""
+    refuse(TypeError, [argument, repr(value)], name, getattr(ndpool, name), LEGAL[name] | {argument: value})
+
+
+def test_layers_take_whatever_stands_for_an_integer():
+    """As the functions do: NumPy's integers, and arrays of one integer without axes."""
+    for two in (np.int64(2), np.uint8(2), np.array(2)):
+        for layer in (ndpool.nn.MaxPool2d(two), ndpool.nn.AvgPool1d(two), ndpool.nn.MaxUnpool2d(two)):
+            assert layer == type(layer)(2)
+        assert ndpool.nn.FractionalMaxPool2d(two, two) == ndpool.nn.FractionalMaxPool2d(2, 2)
+        assert ndpool.max_pool2d(X[2], two).shape == (1, 2, 3, 3)
 
 
 @not_sanitized

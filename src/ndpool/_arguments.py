@@ -140,7 +140,7 @@ def check_flag(fn: str, name: str, value: object) -> bool:
     """What counts as true or false."""
     try:
         return bool(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{fn}: {name} must be true or false; got {name}={show(value)}") from None
 
 

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from ndpool import geometry
-from ndpool._arguments import check_divisor, check_flag, check_norm, check_sizes, normalize_axes
+from ndpool._arguments import (
+    MAX_AXES,
+    check_divisor,
+    check_flag,
+    check_norm,
+    check_sizes,
+    normalize_axes,
+    show,
+)
 from ndpool._dispatch import room_of
 from ndpool.reductions import REDUCTIONS, find
 
@@ -260,9 +268,11 @@ def _count(fn: str, name: str, value: object, axes: object) -> int:
     if axes is not None:
         return 1
     if isinstance(value, Sequence) and not isinstance(value, str):
+        if not 1 <= len(value) <= MAX_AXES:
+            raise ValueError(f"{fn}: {name} must have 1 to {MAX_AXES} entries; got {name}={show(value)}")
         return len(value)
     raise ValueError(
-        f"{fn}: {name} must have one entry per pooled axis unless axes is given; got {name}={value!r}"
+        f"{fn}: {name} must have one entry per pooled axis unless axes is given; got {name}={show(value)}"
     )
 
 

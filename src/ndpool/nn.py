@@ -9,7 +9,7 @@ if no input could make its arguments right, with the function's own message. Not
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
@@ -22,6 +22,7 @@ from ndpool._arguments import (
     check_norm,
     check_range,
     check_ratio,
+    is_list,
     show,
 )
 
@@ -55,7 +56,7 @@ Ratio: TypeAlias = float | Sequence[float]
 
 
 def _tuple(value: Any, ndim: int) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, Iterable) else (value,) * ndim
+    return tuple(value) if is_list(value) else (value,) * ndim
 
 
 def _hashable(value: Any) -> Any:

@@ -37,6 +37,9 @@ _FIRST_FLOAT = 9
 _BFLOAT16 = 10
 _INT64 = np.dtype("int64")
 
+# Its place before NumPy 1.25 was NumPy itself.
+_TOO_HARD: type[Exception] = getattr(np, "exceptions", np).TooHardError
+
 traced = None  # sizes are always numbers
 
 _EXTRA_DTYPES: dict[int, np.dtype[Any]] = {
@@ -371,7 +374,7 @@ def _share_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
     """Whether two arrays overlap; also where strides make that too hard to tell."""
     try:
         return np.shares_memory(a, b, max_work=1 << 24)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
+    except _TOO_HARD:
         return True
 
 
