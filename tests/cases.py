@@ -46,6 +46,52 @@ DEFAULTS = {
 }
 NAMES = [f"{family}{n}d" for family in ORDER for n in (1, 2, 3) if (family, n) != ("fractional_max_pool", 1)]
 
+# Layer -> constructor arguments that no input makes right. They are a function's arguments, too.
+_WINDOWS: list[dict[str, Any]] = [
+    {"kernel_size": 0},
+    {"kernel_size": 2**31},
+    {"kernel_size": 2.0},
+    {"kernel_size": None},
+    {"kernel_size": (2, 2, 2, 2)},
+    {"kernel_size": 2, "stride": 0},
+    {"kernel_size": 2, "stride": True},
+    {"kernel_size": 2, "stride": (1, 1, 1, 1)},
+]
+_PADDED = [
+    *_WINDOWS,
+    {"kernel_size": 2, "padding": -1},
+    {"kernel_size": 2, "padding": 0.5},
+    {"kernel_size": 2, "padding": (1, 1, 1, 1)},
+]
+_LIMITED = [*_PADDED, {"kernel_size": 3, "padding": 2}, {"kernel_size": 2, "ceil_mode": np.ones(2)}]
+_DILATED: list[dict[str, Any]] = [{"kernel_size": 2, "dilation": wrong} for wrong in (0, -1, 1.5, (1,) * 4)]
+_ADAPTIVE: list[dict[str, Any]] = [
+    {"output_size": wrong} for wrong in (-1, 2.0, True, (2,) * 4, (), None, {2})
+]
+WRONG: dict[str, list[dict[str, Any]]] = {
+    "MaxPool": [*_LIMITED, *_DILATED, {"kernel_size": 2, "return_indices": np.ones(2)}],
+    "AvgPool": [
+        *_LIMITED,
+        {"kernel_size": 2, "count_include_pad": np.ones(2)},
+        {"kernel_size": 2, "divisor_override": 0},
+        {"kernel_size": 2, "divisor_override": 1.5},
+    ],
+    "LPPool": [
+        *({"norm_type": 2, **wrong} for wrong in _WINDOWS),
+        {"norm_type": 0, "kernel_size": 2},
+        {"norm_type": True, "kernel_size": 2},
+        {"norm_type": None, "kernel_size": 2},
+    ],
+    "AdaptiveMaxPool": [*_ADAPTIVE, {"output_size": 2, "return_indices": np.ones(2)}],
+    "AdaptiveAvgPool": _ADAPTIVE,
+    "MaxUnpool": [*_PADDED, *_DILATED],
+    "FractionalMaxPool": [
+        *({"kernel_size": wrong, "output_size": 2} for wrong in (0, 2.0, (2,))),
+        *({"kernel_size": 2, "output_size": wrong} for wrong in (-1, 2.0, (2,))),
+        {"kernel_size": 2, "output_size": 2, "return_indices": np.ones(2)},
+    ],
+}
+
 BOOL = np.dtype(np.bool_)
 INTEGERS = [np.dtype(f"{kind}{width}") for kind in "iu" for width in (1, 2, 4, 8)]
 HALVES = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]

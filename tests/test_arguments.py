@@ -6,9 +6,11 @@ from itertools import product
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import ndpool
 from ndpool import _arguments, geometry
+from ndpool._arguments import overlaps_itself
 
 torch = pytest.importorskip("torch")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -146,3 +148,68 @@ def test_empty_windows_are_found_on_huge_axes_at_once():
     assert ndpool.output_size(far - 1, 3, 1, [(far, far)], far) == far - 1
     with pytest.raises(ValueError, match=f"window {far - 22} holds none"):
         ndpool.output_size(far - 12, 3, 1, [(far - 20, far)], far - 10)
+
+
+def strided(shape, strides, dtype="float64"):
+    """An array of these strides, counted in elements, in memory of its own."""
+    item = np.dtype(dtype).itemsize
+    low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
+    high = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
+    memory = np.zeros(high - low + 1, dtype)
+    return as_strided(memory[-low:], shape, [item * s for s in strides])
+
+
+def test_arrays_that_overlap_themselves_are_known_exactly():
+    """Every small shape and stride, against the addresses themselves."""
+    for shape in ((3,), (2, 3), (3, 2), (2, 2, 3), (1, 4), (0, 3)):
+        for strides in product(range(-7, 8), repeat=len(shape)):
+            places = np.zeros(1, int)
+            for n, stride in zip(shape, strides, strict=True):
+                places = np.add.outer(places, np.arange(n) * stride).ravel()
+            for item in (1, 2, 4):
+                gaps = np.diff(np.sort(places))
+                assert overlaps_itself(shape, strides, item) == bool((gaps < item).any()), (shape, strides)
+
+
+def test_huge_arrays_that_overlap_themselves_are_known_at_once():
+    assert overlaps_itself((2**40, 2**20), (1, 1), 1)
+    assert overlaps_itself((2**62,), (0,), 8)
+    assert not overlaps_itself((2**20, 2**20), (2**23, 8), 8)
+    assert not overlaps_itself((3, 2**40, 2), (2**44, 16, 8), 8)
+
+
+@pytest.mark.parametrize("strides", [(3, 0), (0, 1), (1, 1), (2, 1), (-1, 1), (0, 0)])
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_out_must_not_overlap_itself(framework, strides):
+    """What is written to one element would change another."""
+    x, own = np.arange(36.0).reshape(6, 6), np.zeros((3, 3))
+    overlapping, indices = strided((3, 3), strides), np.zeros((3, 3), int)
+    twice = strided((3, 3), strides, "int64")
+    if framework == "torch":
+        if min(strides) < 0:
+            pytest.skip("tensors have no negative strides")
+        x, own, indices = map(torch.from_numpy, (x, own, indices))
+        memory = torch.zeros(9, dtype=torch.float64)
+        overlapping = memory.as_strided((3, 3), strides)
+        twice = memory.long().as_strided((3, 3), strides)
+    for name, call in {
+        "out": lambda: ndpool.pool(x, (2, 2), out=overlapping),
+        "out ": lambda: ndpool.max_pool2d(x[None], 2, out=overlapping[None]),
+        "out  ": lambda: ndpool.pool(x, (2, 2), out=(overlapping, indices), return_indices=True),
+        r"out\[1\]": lambda: ndpool.pool(x, (2, 2), out=(own, twice), return_indices=True),
+    }.items():
+        with pytest.raises(
+            ValueError, match=rf"pool(2d)?: {name.strip()} must not overlap itself; got strides="
+        ):
+            call()
+    assert not np.asarray(overlapping).any()
+
+
+def test_out_may_be_any_view_that_does_not_overlap_itself():
+    x = np.arange(144.0).reshape(3, 4, 12)
+    want = ndpool.pool(x, (2, 2))
+    for strides in ((12, 6, 1), (1, 3, 6), (-12, 6, -1), (7, 50, 1), (2, 3, 8), (40, 3, 6)):
+        out = strided(want.shape, strides)
+        got = ndpool.pool(x, (2, 2), out=out)
+        assert got is out
+        assert np.array_equal(out, want), strides

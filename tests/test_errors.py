@@ -7,6 +7,7 @@ Oneflow-Inc/oneflow#10522), no input is changed, and what was given as `out` is 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from fractions import Fraction
@@ -69,14 +70,14 @@ LEAST = {  # family -> argument -> the least integer it may be
     "lp_pool": WINDOW,
     "adaptive_max_pool": {"output_size": 0},
     "adaptive_avg_pool": {"output_size": 0},
-    "max_unpool": {"kernel_size": 1, "stride": 1, "padding": 0},
+    "max_unpool": WINDOW,
     "fractional_max_pool": {"kernel_size": 1, "output_size": 0},
     "pool": {"window": 1, "stride": 1, "padding": 0, "dilation": 1},
     "adaptive_pool": {"output_size": 0},
     "unpool": {"output_size": 1},
     "windows": WINDOW | {"size": 1},
     "adaptive_windows": {"size": 1, "output_size": 0},
-    "output_size": WINDOW,
+    "output_size": WINDOW | {"size": 1},
     "set_num_threads": {"n": 1},
 }
 NO_INTEGERS = [1.5, np.float64(2), nan, True, np.True_, "2", 2j, {2}, np.array([2, 2]), np.array(2.0)]
@@ -128,6 +129,8 @@ Value {pool,adaptive_pool,unpool}(axes=(2, <4;2**63>)) => axes=(2, <4;9223372036
 Value {pool,adaptive_pool,unpool}(axes=<();range(7)>) => axes | 1 to 6 | <0;7>
 Value {pool,adaptive_pool,unpool}(axes=(0, 1, 2, 3, -1)) => axes | 5
 Value pool(window=2, axes=None) => window=2 | axes
+Value pool(window=<();(1,) * 7>, axes=None) => window=<();(1, 1> | 1 to 6
+Value {adaptive_pool,unpool}(output_size=<();(1,) * 7>, axes=None) => output_size=<();(1, 1> | 1 to 6
 Value {adaptive_pool,unpool}(output_size=2, axes=None) => output_size=2 | axes
 # reductions, divisors, powers (pytorch#134841)
 Value {pool,adaptive_pool}(reduce=<"mean";["max"];None>) => reduce=<'mean';['max'];None> | max, min, sum
@@ -189,17 +192,17 @@ Value fractional_max_pool{2,3}d(output_size=6) => output_size=6 | kernel_size=2 
 # layers, made and called
 Value nn.MaxPool2d(2)(X2[0, 0]) => max_pool2d | input | (6, 6)
 Type nn.AvgPool1d(2)([1.0]) => avg_pool1d | input | list
-Type nn.MaxPool2d("ab")(X2) => max_pool2d | kernel_size='ab'
-Value nn.MaxPool2d(2, 0)(X2) => max_pool2d | stride=0
-Value nn.AvgPool2d(2, 2, 2)(X2) => avg_pool2d | padding=2 | limit 1
-Type nn.LPPool2d("2", 2)(X2) => lp_pool2d | norm_type='2'
-Value nn.AdaptiveMaxPool2d(<-1;()>)(X2) => adaptive_max_pool2d | output_size=<-1;()>
-Type nn.AdaptiveAvgPool2d(2.0)(X2) => adaptive_avg_pool2d | output_size=2.0
+Type nn.MaxPool2d("ab") => MaxPool2d | kernel_size='ab'
+Value nn.MaxPool2d(2, 0) => MaxPool2d | stride=0
+Value nn.AvgPool2d(2, 2, 2) => AvgPool2d | padding=2 | limit 1
+Type nn.LPPool2d("2", 2) => LPPool2d | norm_type='2'
+Value nn.AdaptiveMaxPool2d(<-1;()>) => AdaptiveMaxPool2d | output_size=<-1;()>
+Type nn.AdaptiveAvgPool2d(2.0) => AdaptiveAvgPool2d | output_size=2.0
 Value nn.MaxUnpool2d(2)(X2, I2 - 1) => max_unpool2d | indices | -1
 Type nn.MaxUnpool2d(2)(X2, X2) => max_unpool2d | indices | float64
-Type nn.FractionalMaxPool2d("ab", 2)(X2) => FractionalMaxPool2d | kernel_size | ab
-Type nn.FractionalMaxPool2d(2, None, "ab")(X2) => FractionalMaxPool2d | output_ratio | ab
-Type nn.LPPool2d(np.ones(2), 2)(X2) => lp_pool2d | norm_type | [1., 1.]
+Type nn.FractionalMaxPool2d("ab", 2) => FractionalMaxPool2d | kernel_size | ab
+Type nn.FractionalMaxPool2d(2, None, "ab") => FractionalMaxPool2d | output_ratio | ab
+Type nn.LPPool2d(np.ones(2), 2) => LPPool2d | norm_type | [1., 1.]
 """
 TABLE = TABLE.replace(
     "BAD", "<complex;'c8';object;'U3';'S3';'M8[s]';'m8[s]';np.longdouble;'V4';RECORD;FP8;INT4>"
@@ -228,7 +231,7 @@ def table_cases():
 def integer_cases():
     for name in LEGAL:
         for argument, least in LEAST[family(name)].items():
-            most = 1024 if argument == "n" else LIMIT
+            most = {"n": 1024, "size": 2**63 - 1}.get(argument, LIMIT)
             rules = argument == "padding" and name in ("pool", "windows", "output_size")  # strings name rules
             for value in NO_INTEGERS:
                 error = ValueError if rules and isinstance(value, str) else TypeError
@@ -287,6 +290,40 @@ def test_wrong_calls(error, name, arguments, told):
 def test_integers(error, name, argument, value, told):
     """pytorch#91553, pytorch#189664, pytorch#42509, Oneflow-Inc/oneflow#10522: what stands for an integer."""
     refuse(error, [argument, *told], name, getattr(ndpool, name), LEGAL[name] | {argument: value})
+
+
+class Ambiguous:
+    """Neither true nor false, as a tensor of two elements."""
+
+    def __bool__(self):
+        raise RuntimeError("ambiguous")
+
+    def __repr__(self):
+        return "Ambiguous()"
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (name, argument)
+        for name in LEGAL
+        for argument in ("ceil_mode", "count_include_pad", "return_indices")
+        if argument in inspect.signature(getattr(ndpool, name)).parameters
+    ],
+)
+@pytest.mark.parametrize("value", [Ambiguous(), np.ones(2)], ids=["object", "array"])
+def test_flags(name, argument, value):
+    """What is neither true nor false is told by name, with every kind of array."""
+    refuse(TypeError, [argument, repr(value)], name, getattr(ndpool, name), LEGAL[name] | {argument: value})
+
+
+def test_layers_take_whatever_stands_for_an_integer():
+    """As the functions do: NumPy's integers, and arrays of one integer without axes."""
+    for two in (np.int64(2), np.uint8(2), np.array(2)):
+        for layer in (ndpool.nn.MaxPool2d(two), ndpool.nn.AvgPool1d(two), ndpool.nn.MaxUnpool2d(two)):
+            assert layer == type(layer)(2)
+        assert ndpool.nn.FractionalMaxPool2d(two, two) == ndpool.nn.FractionalMaxPool2d(2, 2)
+        assert ndpool.max_pool2d(X[2], two).shape == (1, 2, 3, 3)
 
 
 @not_sanitized

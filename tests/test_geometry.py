@@ -110,7 +110,7 @@ def test_same_padding_is_tensorflows():
             assert got.out == want.out == (-(-size // s),)
 
 
-def test_general_padding_is_refused_exactly_when_a_window_is_empty():
+def test_general_padding_beyond_pytorchs_limit_is_refused_exactly_when_a_window_is_empty():
     """pytorch#3298, pytorch#17150: any padding on either side, as long as every window has an element."""
     for size, k, s, d in product((1, 2, 3, 5, 8), (1, 2, 3, 5), (1, 2, 3, 4), (1, 2, 3, 4, 7)):
         for before, after, ceil in product(range(0, 12), (0, 1, 4, 11), (False, True)):
@@ -121,11 +121,74 @@ def test_general_padding_is_refused_exactly_when_a_window_is_empty():
                 continue
             empty = [not taps for taps in brute(size, out, k, s, before, d)]
             call = ("f", (size,), k, s, [(before, after)], d, ceil)
-            if any(empty):
+            if any(empty) and max(before, after) > k // 2:
                 with pytest.raises(ValueError, match="holds none"):
                     geometry.sliding(*call, strict=False)
             else:
                 assert geometry.sliding(*call, strict=False).out == (out,)
+
+
+def answer(function, *args, **kwargs):
+    """What a function answers; None where it refuses."""
+    try:
+        return function(*args, **kwargs)
+    except (ValueError, RuntimeError):
+        return None
+
+
+def test_one_rule_says_which_windows_exist():
+    """output_size and windows answer exactly where pooling does; PyTorch's answers are all among them."""
+    counts = {"pytorch": 0, "beyond": 0, "refused": 0, "empty": 0}
+    for size, k, s, d in product(range(1, 7), range(1, 6), range(1, 4), range(1, 5)):
+        x = np.arange(1.0, size + 1)[None]
+        tensor = torch.from_numpy(x)
+        for p, ceil in product(range(5), (False, True)):
+            window, case = (k, s, p, d, ceil), (size, k, s, p, d, ceil)
+            general = {"stride": s, "padding": p, "dilation": d, "ceil_mode": ceil}
+            pooled = answer(ndpool.pool, x, (k,), **general)
+            spans = answer(ndpool.windows, size, *window)
+            out = answer(ndpool.output_size, size, *window)
+            want = answer(F.max_pool1d, tensor, *window)
+            for got in (answer(ndpool.max_pool1d, array, *window) for array in (x, tensor)):
+                assert np.array_equal(got, want), case
+            assert np.array_equal(answer(ndpool.pool, tensor, (k,), **general), pooled), case
+            if want is not None:
+                assert np.array_equal(pooled, want), case
+                counts["pytorch"] += 1
+                counts["empty"] += -np.inf in pooled
+            if pooled is None:
+                assert spans is out is None, case
+                counts["refused"] += 1
+            else:
+                counts["beyond"] += want is None
+                assert [max(x[0, list(span)], default=-np.inf) for span in spans] == pooled[0].tolist(), case
+                assert out == len(spans)
+    assert min(counts.values()) > 10, counts
+
+
+def test_one_rule_says_which_adaptive_windows_exist():
+    for size, out in product(range(1, 9), [*range(-1, 12), None]):
+        x = np.arange(1.0, size + 1)[None]
+        spans = answer(ndpool.adaptive_windows, size, out)
+        pooled = answer(ndpool.adaptive_pool, x, (out,))
+        named = answer(ndpool.adaptive_max_pool1d, x, (out,))
+        assert np.array_equal(pooled, named)
+        if out is not None:  # for which PyTorch asks in two and three dimensions only
+            assert np.array_equal(named, answer(F.adaptive_max_pool1d, torch.from_numpy(x), (out,)))
+        if pooled is None:
+            assert spans is None
+        else:
+            assert [max(x[0, list(span)]) for span in spans] == pooled[0].tolist()
+
+
+def test_sizes_that_an_array_may_have_are_answered_alike():
+    """A size may be larger than any other argument."""
+    size, far = 2**40, 2**31 - 1
+    assert ndpool.output_size(size, far) == len(ndpool.windows(size, far)) == 512
+    assert ndpool.adaptive_windows(size, 2) == [range(0, size // 2), range(size // 2, size)]
+    for function in (ndpool.output_size, ndpool.windows, ndpool.adaptive_windows):
+        with pytest.raises(ValueError, match=rf"size must be from 1 to {2**63 - 1}; got size={2**63}"):
+            function(2**63, 2)
 
 
 def test_cut_gives_the_same_windows():
@@ -191,6 +254,35 @@ def test_unpool_sizes_equal_pytorch():
                     geometry.unpool_size("f", (size,), k, s, p, output_size)
             else:
                 assert geometry.unpool_size("f", (size,), k, s, p, output_size) == want
+
+
+def test_unpool_gives_back_the_size_that_was_pooled():
+    """Every size that pools is among those that its unpooling takes, also after a dilated pool."""
+    for size, k, s, d, p in product(range(1, 12), range(1, 5), range(1, 5), range(1, 4), range(3)):
+        x = np.arange(1.0, size + 1)[None]
+        for ceil in (False, True):
+            pooled = answer(ndpool.max_pool1d, x, k, s, p, d, ceil, True)
+            if pooled is None or np.isinf(pooled[0]).any():
+                continue
+            back = ndpool.max_unpool1d(*pooled, k, s, p, x.shape, dilation=d)
+            assert back.shape == x.shape
+            assert set(back[back > 0]) == set(pooled[0][0])
+            assert (back[back > 0] == x[back > 0]).all()
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
+def test_unpool_errors_say_what_helps(make):
+    x = make(np.arange(81.0).reshape(1, 9, 9))
+    values, indices = ndpool.max_pool2d(x, 3, dilation=2, return_indices=True)
+    with pytest.raises(ValueError, match=r"index 40 .* \(limit 35\); pass output_size= with the sizes"):
+        ndpool.max_unpool2d(values, indices, 3)
+    with pytest.raises(ValueError, match=r"output_size=\(9, 9\) \(limits 4 to 8\); .* pass its dilation="):
+        ndpool.max_unpool2d(values, indices, 3, output_size=x.shape)
+    with pytest.raises(ValueError, match=r"output_size=\(9, 5\) \(limits 6 to 10\)"):
+        ndpool.max_unpool2d(values, indices, 3, output_size=(9, 5), dilation=(3, 2))
+    with pytest.raises(ValueError, match=r"output_size= be given; got sizes \(0, 0\) with padding=3"):
+        ndpool.max_unpool2d(values, indices, 3, padding=3)
+    assert ndpool.max_unpool2d(values, indices, 3, output_size=x.shape, dilation=2)[0, 4, 4] == 40
 
 
 def test_public_helpers():

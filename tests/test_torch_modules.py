@@ -15,6 +15,7 @@ import threading
 
 import pytest
 
+import cases
 import ndpool
 from helpers import run_python
 
@@ -104,7 +105,13 @@ def test_modules_are_pytorchs_in_all_else(name):
     ours, theirs = make(name, nt), make(name)
     assert isinstance(ours, getattr(nn, name))
     assert repr(ours) == repr(theirs)
-    assert inspect.signature(type(ours)) == inspect.signature(type(theirs))
+    signature = inspect.signature(type(ours))
+    if name.startswith("MaxUnpool"):  # which also takes the dilation of the pool
+        *parameters, dilation = signature.parameters.values()
+        assert (dilation.name, dilation.default, dilation.kind) == ("dilation", 1, dilation.KEYWORD_ONLY)
+        assert [p.name for p in parameters] == list(inspect.signature(type(theirs)).parameters)
+    else:
+        assert signature == inspect.signature(type(theirs))
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     assert vars(ours).keys() == vars(theirs).keys()
 
@@ -212,8 +219,63 @@ def test_parameters_and_unbatched_inputs_are_served(calls):
 
 
 def test_modules_say_what_is_wrong():
-    with pytest.raises(ValueError, match=r"max_pool2d: padding must be at most half .*padding=2"):
-        nt.MaxPool2d(2, padding=2)(torch.zeros(1, 1, 4, 4))
+    with pytest.raises(ValueError, match=r"MaxPool2d: padding must be at most half .*padding=2"):
+        nt.MaxPool2d(2, padding=2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("family", "arguments"), [(family, wrong) for family in cases.WRONG for wrong in cases.WRONG[family]]
+)
+def test_constructors_refuse_what_no_input_makes_right(family, arguments, n):
+    """A wrong argument is told when a module is made, not when the first batch arrives."""
+    if (family == "FractionalMaxPool" or "divisor_override" in arguments) and n == 1:
+        pytest.skip("PyTorch has no such module or argument in one dimension")
+    # PyTorch's own constructors look at fractional sizes, in their own words.
+    named = None if family == "FractionalMaxPool" else f"^{family}{n}d: "
+    with pytest.raises((TypeError, ValueError), match=named):
+        getattr(nt, f"{family}{n}d")(**arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_accelerated_modules_with_wrong_arguments_fail_at_the_call(name):
+    """What PyTorch constructs stays constructed, also under a patch, and is swapped like any other."""
+    made = 0
+    for arguments in cases.WRONG[name[:-2]]:
+        try:
+            with nt.patch():
+                module = getattr(nn, name)(**arguments)
+        except (TypeError, ValueError, RuntimeError):
+            continue  # PyTorch refuses it, too
+        assert nt.accelerate(module).swapped
+        made += 1
+        try:
+            got = module(*inputs(name))
+        except (TypeError, ValueError):
+            continue
+        assert_equal(got, getattr(nn, name)(**arguments)(*inputs(name)), exact="Max" in name)
+    assert made
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_unpool_modules_take_a_dilation(n):
+    x = torch.rand((2, 3) + (9,) * n) + 1
+    values, indices = getattr(nt, f"MaxPool{n}d")(3, dilation=2, return_indices=True)(x)
+    module = getattr(nt, f"MaxUnpool{n}d")(3, dilation=2)
+    want = getattr(ndpool, f"max_unpool{n}d")(values, indices, 3, output_size=x.shape, dilation=2)
+    for got in (module, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert_equal(got(values, indices, x.shape), want, exact=True)
+    assert want.count_nonzero() == values.numel()
+    assert repr(module).endswith(", dilation=2)")
+    # PyTorch's module would give another size.
+    assert nt.restore(module).left == (nt.Entry("", f"MaxUnpool{n}d", "PyTorch has no dilation for it"),)
+    for refused in (
+        lambda: torch.jit.script(module),
+        lambda: torch.jit.trace(module, (values, indices)),
+    ):
+        with pytest.raises(TypeError, match=f"^MaxUnpool{n}d: dilation must be 1 where .*; got dilation=2"):
+            refused()
 
 
 class OwnForward(nn.MaxPool2d):

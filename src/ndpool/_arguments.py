@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from numbers import Integral, Real
 from operator import index
 from typing import Any
@@ -68,6 +69,14 @@ def check_sizes(fn: str, name: str, value: object, n: int) -> tuple[int, ...]:
     return tuple(check_range(fn, name, size, 1) for size in check_ints(fn, name, value, n, single=False))
 
 
+def check_size(fn: str, size: object) -> int:
+    """The size of a pooled axis: any that an array may have."""
+    value = check_int(fn, "size", size)
+    if not 1 <= value < 2**63:
+        raise ValueError(f"{fn}: size must be from 1 to {2**63 - 1}; got size={show(value)}")
+    return value
+
+
 def check_divisor(fn: str, divisor: object) -> int:
     """A divisor of one's own: any integer but zero; None is 0, the window's own."""
     if divisor is None:
@@ -89,12 +98,55 @@ def check_sign(fn: str, divisor: int, unsigned: bool) -> None:
         )
 
 
+def wrong_index(fn: str, index: int, sizes: tuple[int, ...]) -> ValueError:
+    """The error for an index outside the plane of an unpooling's output."""
+    hint = "; pass output_size= with the sizes that were pooled" if fn.startswith("max_unpool") else ""
+    return ValueError(
+        f"{fn}: indices must lie in the plane of the output; got index {index} with "
+        f"output sizes {tuple(sizes)} (limit {prod(sizes) - 1}){hint}"
+    )
+
+
+def check_overlap(fn: str, name: str, shape: Any, strides: Any, item: int) -> None:
+    """An array to write to has memory of its own for every element."""
+    if overlaps_itself(shape, strides, item):
+        raise ValueError(
+            f"{fn}: {name} must not overlap itself; got strides={tuple(strides)} with shape {tuple(shape)}"
+        )
+
+
+def overlaps_itself(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Whether two elements of an array share memory; strides and the size of an item in the same unit."""
+    if 0 in shape:
+        return False
+    axes = sorted((abs(stride), n) for stride, n in zip(strides, shape, strict=True) if n > 1)
+    extent, unclear = item, 0
+    for i, (stride, n) in enumerate(axes, 1):
+        if stride < extent:  # this axis reaches into what the axes before it cover
+            unclear = i
+        extent += stride * (n - 1)
+    axes = axes[:unclear]
+    # More elements than there is memory for; else they are few enough to be looked at.
+    if prod(n for _, n in axes) * item > item + sum(stride * (n - 1) for stride, n in axes):
+        return True
+    places = np.zeros(1, np.int64)
+    for stride, n in axes:
+        places = np.add.outer(places, stride * np.arange(n, dtype=np.int64)).ravel()
+    places.sort()
+    return bool((np.diff(places) < item).any())
+
+
 def check_flag(fn: str, name: str, value: object) -> bool:
     """What counts as true or false."""
     try:
         return bool(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{fn}: {name} must be true or false; got {name}={show(value)}") from None
+
+
+def check_flags(fn: str, **flags: object) -> None:
+    for name, value in flags.items():
+        check_flag(fn, name, value)
 
 
 def check_norm(fn: str, norm_type: object) -> float:

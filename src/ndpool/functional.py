@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from ndpool import geometry
-from ndpool._arguments import check_norm, check_shape
+from ndpool._arguments import check_flag, check_norm, check_shape
 from ndpool._dispatch import room_of, rooms
 from ndpool._signatures import AdaptiveMaxPool, FractionalMaxPool, Ints, MaxPool
 from ndpool.reductions import REDUCTIONS
@@ -42,6 +42,8 @@ def _pool(
     norm: float = 0.0,
 ) -> Any:
     # What is common to all, with as few calls as can be: small arrays notice.
+    if indices is not False:
+        indices = check_flag(fn, "return_indices", indices)
     room = rooms.get(type(x)) or room_of(fn, x)
     return room.named(fn, n_axes, reduction, x, window, indices, dtype, out, divisor, norm)
 
@@ -55,15 +57,14 @@ def _fractional(
     samples: Any,
     generator: Any,
 ) -> Any:
-    return room_of(fn, x).fractional(fn, n_axes, x, size, bool(indices), samples, generator)
+    indices = check_flag(fn, "return_indices", indices)
+    return room_of(fn, x).fractional(fn, n_axes, x, size, indices, samples, generator)
 
 
-def _unpool(
-    fn: str, n_axes: int, x: Any, indices: Any, kernel: Any, stride: Any, padding: Any, output_size: Any
-) -> Any:
+def _unpool(fn: str, n_axes: int, x: Any, indices: Any, window: tuple[Any, ...]) -> Any:
     room = room_of(fn, x)
     axes = check_shape(fn, x.shape, n_axes)
-    sizes = geometry.unpool_size(fn, x.shape[-n_axes:], kernel, stride, padding, output_size)
+    sizes = geometry.unpool_size(fn, x.shape[-n_axes:], *window)
     return room.unpool(fn, x, indices, sizes, axes)
 
 
@@ -555,6 +556,8 @@ def max_unpool1d(
     stride: Ints | None = None,
     padding: Ints = 0,
     output_size: Sequence[int] | None = None,
+    *,
+    dilation: Ints = 1,
 ) -> A:
     """
     Put the results of `max_pool1d` back where they came from, zeros elsewhere.
@@ -568,7 +571,8 @@ def max_unpool1d(
     >>> ndpool.max_unpool1d(values, indices, 2)
     array([[0, 3, 0, 5]])
     """
-    return cast(A, _unpool("max_unpool1d", 1, input, indices, kernel_size, stride, padding, output_size))
+    window = (kernel_size, stride, padding, output_size, dilation)
+    return cast(A, _unpool("max_unpool1d", 1, input, indices, window))
 
 
 def max_unpool2d(
@@ -578,6 +582,8 @@ def max_unpool2d(
     stride: Ints | None = None,
     padding: Ints = 0,
     output_size: Sequence[int] | None = None,
+    *,
+    dilation: Ints = 1,
 ) -> A:
     """
     Put the results of `max_pool2d` back where they came from, zeros elsewhere.
@@ -588,10 +594,11 @@ def max_unpool2d(
     ----------
     input, indices : array
         What `max_pool2d` gave with `return_indices=True`.
-    kernel_size, stride, padding : int or pair of int
+    kernel_size, stride, padding, dilation : int or pair of int
         As they were given to `max_pool2d`.
     output_size : sequence of int, optional
-        The size wanted, with or without the leading axes, where several sizes pool to the same.
+        The size wanted, with or without the leading axes, where several sizes pool to the same: less than
+        one stride away from ``(size - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + 1``.
 
     Returns
     -------
@@ -604,8 +611,12 @@ def max_unpool2d(
     >>> values, indices = ndpool.max_pool2d(x, 2, return_indices=True)
     >>> ndpool.max_unpool2d(values, indices, 2, output_size=x.shape[-2:])[0, 1]
     array([0., 6., 0., 8., 0.])
+    >>> values, indices = ndpool.max_pool2d(x, 2, dilation=3, return_indices=True)
+    >>> ndpool.max_unpool2d(values, indices, 2, output_size=x.shape, dilation=3)[0, 3]
+    array([ 0.,  0.,  0., 18.,  0.])
     """
-    return cast(A, _unpool("max_unpool2d", 2, input, indices, kernel_size, stride, padding, output_size))
+    window = (kernel_size, stride, padding, output_size, dilation)
+    return cast(A, _unpool("max_unpool2d", 2, input, indices, window))
 
 
 def max_unpool3d(
@@ -615,6 +626,8 @@ def max_unpool3d(
     stride: Ints | None = None,
     padding: Ints = 0,
     output_size: Sequence[int] | None = None,
+    *,
+    dilation: Ints = 1,
 ) -> A:
     """
     Put the results of `max_pool3d` back where they came from, zeros elsewhere.
@@ -629,7 +642,8 @@ def max_unpool3d(
     >>> ndpool.max_unpool3d(values, indices, 2)[0, 1, 1]
     array([0., 7.])
     """
-    return cast(A, _unpool("max_unpool3d", 3, input, indices, kernel_size, stride, padding, output_size))
+    window = (kernel_size, stride, padding, output_size, dilation)
+    return cast(A, _unpool("max_unpool3d", 3, input, indices, window))
 
 
 @_fractional_max_pool

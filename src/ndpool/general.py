@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
 from ndpool import geometry
-from ndpool._arguments import check_divisor, check_norm, check_sizes, normalize_axes
+from ndpool._arguments import (
+    MAX_AXES,
+    check_divisor,
+    check_flag,
+    check_norm,
+    check_sizes,
+    normalize_axes,
+    show,
+)
 from ndpool._dispatch import room_of
 from ndpool.reductions import REDUCTIONS, find
 
@@ -90,7 +98,8 @@ def pool(
     stride, dilation : int or sequence of int
         Distance between windows (default: the window) and between the elements of a window.
     padding : int, sequence of int, sequence of (before, after), "same", "same_lower" or "valid"
-        Cells added around the input, as much as you like while every window holds a real element.
+        Cells added around the input: at most half the window, or more while every window contains an
+        element of the input.
         `"same"` gives ceil(size / stride) outputs, the odd cell after the input; `"same_lower"` before it.
     ceil_mode : bool
         Keep a last window that only begins inside the input or its leading padding.
@@ -259,9 +268,11 @@ def _count(fn: str, name: str, value: object, axes: object) -> int:
     if axes is not None:
         return 1
     if isinstance(value, Sequence) and not isinstance(value, str):
+        if not 1 <= len(value) <= MAX_AXES:
+            raise ValueError(f"{fn}: {name} must have 1 to {MAX_AXES} entries; got {name}={show(value)}")
         return len(value)
     raise ValueError(
-        f"{fn}: {name} must have one entry per pooled axis unless axes is given; got {name}={value!r}"
+        f"{fn}: {name} must have one entry per pooled axis unless axes is given; got {name}={show(value)}"
     )
 
 
@@ -271,5 +282,5 @@ def _extras(fn: str, reduce: str, divisor: object, norm_type: object) -> tuple[i
 
 
 def _check_indices_exist(fn: str, reduce: str, return_indices: object) -> None:
-    if return_indices and not REDUCTIONS[reduce].picks:
+    if check_flag(fn, "return_indices", return_indices) and not REDUCTIONS[reduce].picks:
         raise ValueError(f"{fn}: return_indices is for max and min; got it with reduce={reduce!r}")

@@ -26,7 +26,9 @@ from ndpool._arguments import (
     check_padding,
     check_range,
     check_ratio,
+    check_size,
     is_list,
+    show,
 )
 
 _CACHED = 4096
@@ -195,17 +197,48 @@ def sliding(
         # The common call: plain integers go to the cache as they are.
         key = (kernel, kernel if stride is None else stride, padding, dilation)
     else:
-        n = len(sizes)
-        window = check_ints(fn, kernel_name(fn), kernel, n)
-        default = stride is None or (isinstance(stride, (tuple, list)) and not stride)
-        key = (
-            window,
-            window if default else check_ints(fn, "stride", stride, n),
-            check_padding(fn, padding, n, strict),
-            check_ints(fn, "dilation", dilation, n),
-        )
+        key = _per_axis(fn, len(sizes), kernel, stride, padding, dilation, strict)
     flags = check_flag(fn, "ceil_mode", ceil_mode), check_flag(fn, "count_include_pad", count_include_pad)
     return _sliding(fn, sizes, *key, *flags, strict)
+
+
+def check_window(
+    fn: str, n: int, kernel: object, stride: object, padding: object, dilation: object
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Kernel, stride and padding of a named function per axis; raises for what no input size makes right."""
+    window = _per_axis(fn, n, kernel, stride, padding, dilation, strict=True)
+    _check_ranges(fn, *window, strict=True)
+    return window[:3]
+
+
+def _per_axis(
+    fn: str, n: int, kernel: object, stride: object, padding: object, dilation: object, strict: bool
+) -> tuple[Any, ...]:
+    window = check_ints(fn, kernel_name(fn), kernel, n)
+    default = stride is None or (isinstance(stride, (tuple, list)) and not stride)
+    return (
+        window,
+        window if default else check_ints(fn, "stride", stride, n),
+        check_padding(fn, padding, n, strict),
+        check_ints(fn, "dilation", dilation, n),
+    )
+
+
+def _check_ranges(fn: str, kernel: Any, stride: Any, padding: Any, dilation: Any, *, strict: bool) -> None:
+    named = kernel_name(fn)
+    for name, values in ((named, kernel), ("stride", stride), ("dilation", dilation)):
+        for value in values:
+            check_range(fn, name, value, 1)
+    if isinstance(padding, str):
+        return
+    for k, (before, after) in zip(kernel, padding, strict=True):
+        check_range(fn, "padding", before, 0)
+        check_range(fn, "padding", after, 0)
+        if strict and before > k // 2:
+            raise ValueError(
+                f"{fn}: padding must be at most half the kernel; got padding={before} "
+                f"with {named}={k} (limit {k // 2})"
+            )
 
 
 @lru_cache(_CACHED)
@@ -225,21 +258,12 @@ def _sliding(
         kernel, stride, dilation = (kernel,) * n, (stride,) * n, (dilation,) * n
         padding = check_padding(fn, padding, n, strict)
     named = kernel_name(fn)
-    for name, values, least in ((named, kernel, 1), ("stride", stride, 1), ("dilation", dilation, 1)):
-        for value in values:
-            check_range(fn, name, value, least)
+    _check_ranges(fn, kernel, stride, padding, dilation, strict=strict)
     pads = padding if isinstance(padding, tuple) else same_padding(padding, sizes, kernel, stride, dilation)
     axes = []
     for size, k, s, (before, after), d in zip(sizes, kernel, stride, pads, dilation, strict=True):
-        check_range(fn, "padding", before, 0)
-        check_range(fn, "padding", after, 0)
         if size < 1:
             raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
-        if strict and before > k // 2:
-            raise ValueError(
-                f"{fn}: padding must be at most half the kernel; got padding={before} "
-                f"with {named}={k} (limit {k // 2})"
-            )
         out = _output_size(size, k, s, before, after, d, ceil_mode)
         if out < 1:
             raise ValueError(
@@ -248,10 +272,12 @@ def _sliding(
             )
         bounds = (-before, size + after) if include else (0, size)
         axis = AxisPlan(size, out, k, s, d, -before, bounds)
-        if not strict and (empty := _empty_window(axis)) is not None:
+        # Within PyTorch's limit a dilated window may step over the whole input, as in PyTorch.
+        if max(before, after) > k // 2 and (empty := _empty_window(axis)) is not None:
             raise ValueError(
-                f"{fn}: every window must hold an element of the input; got padding={(before, after)} with "
-                f"{named}={k}, stride={s}, dilation={d} and input size {size} (window {empty} holds none)"
+                f"{fn}: every window must hold an element of the input, or padding be at most half the "
+                f"{named}; got padding={(before, after)} with {named}={k}, stride={s}, dilation={d} and "
+                f"input size {size} (window {empty} holds none)"
             )
         axes.append(axis)
     return Plan(axes)
@@ -329,7 +355,14 @@ def adaptive(fn: str, sizes: tuple[int, ...], output_size: object, *, strict: bo
 
 def adaptive_sizes(fn: str, sizes: Sequence[int], output_size: object, strict: bool) -> tuple[int, ...]:
     """The output sizes asked for, checked; sizes may be a compiler's symbols."""
-    n = len(sizes)
+    wanted = check_adaptive(fn, len(sizes), output_size, strict)
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
+    return tuple(size if out is None else out for out, size in zip(wanted, sizes, strict=True))
+
+
+def check_adaptive(fn: str, n: int, output_size: object, strict: bool = True) -> tuple[int | None, ...]:
+    """The output size asked for along each axis; None keeps the input's."""
     if not isinstance(output_size, Sequence) or not is_list(output_size):
         if output_size is None and strict:
             raise TypeError(f"{fn}: output_size must be an integer or have {n} entries; got output_size=None")
@@ -337,14 +370,11 @@ def adaptive_sizes(fn: str, sizes: Sequence[int], output_size: object, strict: b
     elif len(output_size) == n:
         wanted = output_size
     else:
-        raise ValueError(f"{fn}: output_size must have {n} entries; got output_size={output_size!r}")
-    outs = tuple(
-        size if out is None else check_range(fn, "output_size", check_int(fn, "output_size", out), 0)
-        for out, size in zip(wanted, sizes, strict=True)
+        raise ValueError(f"{fn}: output_size must have {n} entries; got output_size={show(output_size)}")
+    return tuple(
+        out if out is None else check_range(fn, "output_size", check_int(fn, "output_size", out), 0)
+        for out in wanted
     )
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
-    return outs
 
 
 @lru_cache(_CACHED)
@@ -451,21 +481,26 @@ def _fractional_starts(
 
 
 def unpool_size(
-    fn: str, sizes: tuple[int, ...], kernel_size: object, stride: object, padding: object, output_size: object
+    fn: str,
+    sizes: tuple[int, ...],
+    kernel_size: object,
+    stride: object,
+    padding: object,
+    output_size: object,
+    dilation: object = 1,
 ) -> tuple[int, ...]:
     """The sizes to unpool to: the inverse of pooling's, or the given ones where they pool to the same."""
     n = len(sizes)
-    kernels = check_ints(fn, "kernel_size", kernel_size, n)
-    strides = kernels if stride is None else check_ints(fn, "stride", stride, n)
-    pads = check_ints(fn, "padding", padding, n)
-    for name, values, least in (("kernel_size", kernels, 1), ("stride", strides, 1), ("padding", pads, 0)):
-        for value in values:
-            check_range(fn, name, value, least)
-    natural = tuple((i - 1) * s - 2 * p + k for i, s, p, k in zip(sizes, strides, pads, kernels, strict=True))
+    kernels, strides, pads, dilations = check_unpool(fn, n, kernel_size, stride, padding, dilation)
+    natural = tuple(
+        (i - 1) * s - 2 * p + (k - 1) * d + 1
+        for i, s, p, k, d in zip(sizes, strides, pads, kernels, dilations, strict=True)
+    )
     if output_size is None:
         if min(natural) < 1:
             raise ValueError(
-                f"{fn}: padding leaves nothing of the output; got sizes {natural} with padding={padding!r}"
+                f"{fn}: padding must leave an output, or output_size= be given; got sizes {natural} with "
+                f"padding={padding!r} (limit 1)"
             )
         return natural
     if not isinstance(output_size, Sequence) or isinstance(output_size, str):
@@ -479,9 +514,29 @@ def unpool_size(
         if not middle - s < got < middle + s or got < 1:
             raise ValueError(
                 f"{fn}: output_size must be within one stride of {natural}, which the other arguments give; "
-                f"got output_size={wanted} (limits {max(1, middle - s + 1)} to {middle + s - 1})"
+                f"got output_size={show(wanted)} (limits {max(1, middle - s + 1)} to {middle + s - 1}); "
+                f"after a dilated pool also pass its dilation="
             )
     return wanted
+
+
+def check_unpool(
+    fn: str, n: int, kernel_size: object, stride: object, padding: object, dilation: object
+) -> tuple[tuple[int, ...], ...]:
+    """Kernel, stride, padding and dilation of an unpooling per axis; PyTorch limits its padding nowhere."""
+    kernels = check_ints(fn, "kernel_size", kernel_size, n)
+    strides = kernels if stride is None else check_ints(fn, "stride", stride, n)
+    pads, dilations = check_ints(fn, "padding", padding, n), check_ints(fn, "dilation", dilation, n)
+    named = (
+        ("kernel_size", kernels, 1),
+        ("stride", strides, 1),
+        ("padding", pads, 0),
+        ("dilation", dilations, 1),
+    )
+    for name, values, least in named:
+        for value in values:
+            check_range(fn, name, value, least)
+    return kernels, strides, pads, dilations
 
 
 def positions(plan: Plan, offsets: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.int64]:
@@ -520,7 +575,7 @@ def windows(
     Returns
     -------
     list of range
-        One per output.
+        One per output; empty where a dilated window steps over the whole input.
 
     Examples
     --------
@@ -529,12 +584,12 @@ def windows(
     [range(0, 2), range(1, 4), range(3, 6)]
     """
     pad = [padding] if isinstance(padding, tuple) else padding
-    size = check_range("windows", "size", check_int("windows", "size", size), 1)
+    size = check_size("windows", size)
     plan = sliding("windows", (size,), kernel_size, stride, pad, dilation, ceil_mode, strict=False)
     return _ranges("windows", "size", plan.axes[0])
 
 
-def adaptive_windows(size: int, output_size: int) -> list[range]:
+def adaptive_windows(size: int, output_size: int | None) -> list[range]:
     """
     The input positions of every adaptive window along one axis.
 
@@ -542,8 +597,10 @@ def adaptive_windows(size: int, output_size: int) -> list[range]:
 
     Parameters
     ----------
-    size, output_size : int
-        Input and output size.
+    size : int
+        Input size.
+    output_size : int or None
+        Output size; None keeps the input's.
 
     Returns
     -------
@@ -556,15 +613,15 @@ def adaptive_windows(size: int, output_size: int) -> list[range]:
     >>> ndpool.adaptive_windows(10, 3)
     [range(0, 4), range(3, 7), range(6, 10)]
     """
-    size = check_range("adaptive_windows", "size", check_int("adaptive_windows", "size", size), 1)
-    plan = adaptive("adaptive_windows", (size,), output_size)
+    size = check_size("adaptive_windows", size)
+    plan = adaptive("adaptive_windows", (size,), output_size, strict=False)
     return _ranges("adaptive_windows", "output_size", plan.axes[0])
 
 
 def _ranges(fn: str, name: str, axis: AxisPlan) -> list[range]:
     check_count(fn, name, axis.out)
     found = (axis.window(o) for o in range(axis.out))
-    return [range(w.start, w.start + (w.taps - 1) * w.step + 1, w.step) for w in found]
+    return [range(w.start, w.start + max(0, (w.taps - 1) * w.step + 1), w.step) for w in found]
 
 
 def output_size(
@@ -601,13 +658,10 @@ def output_size(
     >>> ndpool.output_size((7, 5), 2, ceil_mode=True)
     (4, 3)
     """
-    single = not isinstance(size, Sequence)
-    n = 1 if single else len(size)  # type: ignore[arg-type]
-    if not 1 <= n <= MAX_AXES:
-        raise ValueError(f"output_size: size must have 1 to {MAX_AXES} entries; got size={size!r}")
-    sizes = tuple(check_int("output_size", "size", s) for s in ([size] if single else size))  # type: ignore[union-attr]
-    for s in sizes:
-        if s < 1:
-            raise ValueError(f"output_size: size must be at least 1; got size={size!r}")
+    single = not is_list(size)
+    given: Any = (size,) if single else size
+    if not 1 <= len(given) <= MAX_AXES:
+        raise ValueError(f"output_size: size must have 1 to {MAX_AXES} entries; got size={show(size)}")
+    sizes = tuple(check_size("output_size", s) for s in given)
     plan = sliding("output_size", sizes, kernel_size, stride, padding, dilation, ceil_mode, strict=False)
     return plan.out[0] if single else plan.out

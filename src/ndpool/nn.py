@@ -2,19 +2,29 @@
 
 A layer is a small immutable value: it keeps its arguments and hands them to the function of the same name in
 ``ndpool.functional`` when it is called. Layers compare and hash by type and arguments, and they pickle;
-``dataclasses.replace(layer, stride=1)`` makes a changed copy. Nothing is computed here.
+``dataclasses.replace(layer, stride=1)`` makes a changed copy. A layer raises when it is made
+if no input could make its arguments right, with the function's own message. Nothing is computed here.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from numbers import Real
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from ndpool import functional as F
-from ndpool._arguments import check_ints
+from ndpool import geometry
+from ndpool._arguments import (
+    check_divisor,
+    check_flags,
+    check_ints,
+    check_norm,
+    check_range,
+    check_ratio,
+    is_list,
+    show,
+)
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -46,7 +56,7 @@ Ratio: TypeAlias = float | Sequence[float]
 
 
 def _tuple(value: Any, ndim: int) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, Iterable) else (value,) * ndim
+    return tuple(value) if is_list(value) else (value,) * ndim
 
 
 def _hashable(value: Any) -> Any:
@@ -71,6 +81,14 @@ class _Layer:
             cls.__doc__ = (
                 f"{summary}\n\nParameters\n----------\n{parameters}\n\nExamples\n--------\n{example}\n"
             )
+
+    def __post_init__(self) -> None:
+        self._check(type(self).__name__)
+
+    def _check(self, name: str) -> None:
+        """Raise for arguments that no input makes right."""
+        flags = ("return_indices", "ceil_mode", "count_include_pad")
+        check_flags(name, **{flag: getattr(self, flag) for flag in flags if hasattr(self, flag)})
 
     def __call__(self, input: Array) -> Array | Any:
         """Pool `input`; a layer with ``return_indices=True`` returns the pair (values, indices)."""
@@ -104,7 +122,7 @@ class _Sliding(_Layer):
         Step from one window to the next; the kernel size unless given.
     padding : int or sequence of int
         Border on both sides that never wins a maximum and adds nothing to a sum. At most half the kernel,
-        ``padding <= kernel_size // 2``, whatever the dilation; a call refuses more and names the limit.
+        ``padding <= kernel_size // 2``, whatever the dilation; more is refused.
     """
 
     kernel_size: Size
@@ -114,11 +132,17 @@ class _Sliding(_Layer):
     _keeps_tuples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         stride = self.kernel_size if self.stride is None else self.stride
         sizes: dict[str, Any] = {"kernel_size": self.kernel_size, "stride": stride, "padding": self.padding}
         if self._keeps_tuples:
             sizes = {name: _tuple(size, self._ndim) for name, size in sizes.items()}
         vars(self).update(sizes)
+
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        window = (self.kernel_size, self.stride, self.padding, getattr(self, "dilation", 1))
+        geometry.check_window(name, self._ndim, *window)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -202,6 +226,10 @@ class _AvgPoolWithDivisor(_AvgPool):
 
     divisor_override: int | None = None
 
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        check_divisor(name, self.divisor_override)
+
 
 class AvgPool1d(_AvgPool):
     """Average of every window along the last axis, of (N, C, L) or (C, L) arrays.
@@ -261,11 +289,10 @@ class _LPPool(_Layer):
     ceil_mode: bool = False
     _shown: ClassVar[tuple[str, ...]] = ("norm_type", "kernel_size", "stride", "ceil_mode")
 
-    def __post_init__(self) -> None:
-        if isinstance(self.norm_type, Real) and self.norm_type == 0:
-            raise ValueError(
-                f"{type(self).__name__}: norm_type must not be 0; got norm_type={self.norm_type}"
-            )
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        check_norm(name, self.norm_type)
+        geometry.check_window(name, self._ndim, self.kernel_size, self.stride, 0, 1)
 
 
 class LPPool1d(_LPPool):
@@ -314,6 +341,10 @@ class _AdaptivePool(_Layer):
 
     output_size: AdaptiveSize
     _shown: ClassVar[tuple[str, ...]] = ("output_size",)
+
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        geometry.check_adaptive(name, self._ndim, self.output_size)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -401,9 +432,30 @@ class AdaptiveAvgPool3d(_AdaptivePool):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _MaxUnpool(_Sliding):
-    """The way back from a max pool that returned its indices; give it that pool's arguments."""
+    """The way back from a max pool that returned its indices; give it that pool's arguments.
 
+    dilation : int or sequence of int, keyword only
+        Step between neighbouring elements of a window.
+    """
+
+    dilation: Size = field(default=1, kw_only=True)
     _keeps_tuples = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        vars(self)["dilation"] = _tuple(self.dilation, self._ndim)
+
+    def _check(self, name: str) -> None:
+        geometry.check_unpool(name, self._ndim, self.kernel_size, self.stride, self.padding, self.dilation)
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return super()._arguments | {"dilation": self.dilation}
+
+    def __repr__(self) -> str:
+        # PyTorch's own shows no dilation.
+        dilated = "" if set(_tuple(self.dilation, 1)) == {1} else f", dilation={self.dilation})"
+        return super().__repr__().removesuffix(")") + (dilated or ")")
 
     def __call__(self, input: Array, indices: Any, output_size: Sequence[int] | None = None) -> Array:  # type: ignore[override]
         """Put each value of `input` where `indices` says, zeros elsewhere.
@@ -478,26 +530,29 @@ class _FractionalMaxPool(_Layer):
     _random_samples: Any = None
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("kernel_size", "output_size", "output_ratio")}
-        sizes: dict[str, Any] = {
-            name: value if value is None else _tuple(value, self._ndim) for name, value in given.items()
-        }
-        kernel, size, ratio = sizes.values()
-        name = type(self).__name__
-        check_ints(name, "kernel_size", self.kernel_size, self._ndim)
-        if not all(isinstance(r, Real) for r in ratio or ()):
-            raise TypeError(f"{name}: output_ratio must be a number; got output_ratio={self.output_ratio!r}")
-        if (size is None) == (ratio is None):
-            rule = "exactly one of output_size and output_ratio must be given"
-        elif not all(k > 0 for k in kernel):
-            rule = "kernel_size must be greater than 0"
-        elif ratio is not None and not all(0 < r < 1 for r in ratio):
-            rule = "output_ratio must lie between 0 and 1"
-        else:
-            vars(self).update(sizes)
-            return
-        got = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ValueError(f"{name}: {rule}; got {got}")
+        super().__post_init__()
+        names = ("kernel_size", "output_size", "output_ratio")
+        given = {name: getattr(self, name) for name in names}
+        vars(self).update(
+            {name: value if value is None else _tuple(value, self._ndim) for name, value in given.items()}
+        )
+
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        for size in check_ints(name, "kernel_size", self.kernel_size, self._ndim, single=False):
+            check_range(name, "kernel_size", size, 1)
+        if (self.output_size is None) == (self.output_ratio is None):
+            raise ValueError(
+                f"{name}: exactly one of output_size and output_ratio must be given; "
+                f"got output_size={show(self.output_size)}, output_ratio={show(self.output_ratio)}"
+            )
+        if self.output_size is not None:
+            for size in check_ints(name, "output_size", self.output_size, self._ndim, single=False):
+                check_range(name, "output_size", size, 0)
+        elif not all(0 < ratio < 1 for ratio in check_ratio(name, self.output_ratio, self._ndim)):
+            raise ValueError(
+                f"{name}: output_ratio must lie between 0 and 1; got output_ratio={show(self.output_ratio)}"
+            )
 
 
 class FractionalMaxPool2d(_FractionalMaxPool):

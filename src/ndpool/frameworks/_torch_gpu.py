@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ndpool import _explain
+from ndpool._arguments import wrong_index
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET32
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
@@ -433,11 +434,7 @@ def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, size
     if values.numel() and not captured and os.environ.get("NDPOOL_TRUST_INDICES") != "1":
         wrong = (indices < 0) | (indices >= limit)
         if wrong.any():
-            bad = int(indices[wrong][0])
-            raise ValueError(
-                f"{fn}: indices must lie in the plane of the output; got index {bad} with "
-                f"output sizes {tuple(sizes)} (limit {limit - 1})"
-            )
+            raise wrong_index(fn, int(indices[wrong][0]), sizes)
     result = empty(values, shape, values.dtype, channels_last)
     order, (n_lead, *_) = _pooled_last(values.dim(), axes)
     narrow, places = (t.permute(order).flatten(n_lead) for t in (real(values), indices))

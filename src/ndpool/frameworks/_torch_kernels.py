@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ndpool._arguments import wrong_index
 from ndpool._native import BUILT, INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan, positions, round_bfloat16
 from ndpool.geometry import fractional as fractional_plan
@@ -283,13 +284,7 @@ def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, size
         _, bad = core.unpool(memory(packed), memory(narrow), memory(places), code, n, True)
         wide.copy_(packed)
     if bad is not None:
-        limit = 1
-        for size in sizes:
-            limit *= size
-        raise ValueError(
-            f"{fn}: indices must lie in the plane of the output; got index {bad} with "
-            f"output sizes {tuple(sizes)} (limit {limit - 1})"
-        )
+        raise wrong_index(fn, bad, sizes)
     return result
 
 

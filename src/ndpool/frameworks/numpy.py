@@ -14,7 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndpool import geometry
-from ndpool._arguments import LIMIT, check_divisor, check_rank, check_sign, input_name
+from ndpool._arguments import (
+    LIMIT,
+    check_divisor,
+    check_overlap,
+    check_rank,
+    check_sign,
+    input_name,
+    wrong_index,
+)
 from ndpool._explain import note_copy
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, core, core_plan
 from ndpool.geometry import Plan
@@ -29,6 +37,9 @@ _CODES = {
 _FIRST_FLOAT = 9
 _BFLOAT16 = 10
 _INT64 = np.dtype("int64")
+
+# Its place before NumPy 1.25 was NumPy itself.
+_TOO_HARD: type[Exception] = getattr(np, "exceptions", np).TooHardError
 
 traced = None  # sizes are always numbers
 
@@ -210,7 +221,7 @@ def unpool(
 ) -> NDArray[Any]:
     """Zeros with every value at its index; of repeated indices the last in row-major order stays."""
     values, _ = _usable(fn, input_name(fn), values)
-    indices = _check_indices(fn, values, indices, prod(sizes))
+    indices = _check_indices(fn, values, indices, sizes)
     lead = tuple(a for a in range(values.ndim) if a not in axes)
     order = lead + axes
     shape = _with_sizes(values.shape, axes, sizes)
@@ -244,11 +255,7 @@ def move(
         if bad is None:
             (wide if scatter else narrow)[...] = packed[0 if scatter else 1]
     if bad is not None:
-        limit = int(np.prod(wide.shape[wide.ndim - n_axes :]))
-        raise ValueError(
-            f"{fn}: indices must lie in the plane of the output; got index {bad} with "
-            f"output sizes {wide.shape[wide.ndim - n_axes :]} (limit {limit - 1})"
-        )
+        raise wrong_index(fn, bad, wide.shape[wide.ndim - n_axes :])
 
 
 def fractional(
@@ -364,12 +371,22 @@ def _check_out(
             raise TypeError(f"{fn}: {name} must have dtype {want}; got dtype={target.dtype}")
         if not target.flags.writeable:
             raise ValueError(f"{fn}: {name} must be writable; got a read-only array")
-    if return_indices and np.may_share_memory(*pair) and np.shares_memory(*pair):
+        if not target.flags.c_contiguous:
+            check_overlap(fn, name, shape, target.strides, target.itemsize)
+    if return_indices and np.may_share_memory(*pair) and _share_memory(*pair):
         raise ValueError(f"{fn}: out must be two arrays that share no memory; got overlapping ones")
     return pair
 
 
-def _check_indices(fn: str, values: NDArray[Any], indices: Any, limit: int) -> NDArray[np.int64]:
+def _share_memory(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Whether two arrays overlap; also where strides make that too hard to tell."""
+    try:
+        return np.shares_memory(a, b, max_work=1 << 24)  # type: ignore[arg-type]
+    except _TOO_HARD:
+        return True
+
+
+def _check_indices(fn: str, values: NDArray[Any], indices: Any, sizes: tuple[int, ...]) -> NDArray[np.int64]:
     if not isinstance(indices, np.ndarray) or isinstance(indices, np.ma.MaskedArray):
         raise TypeError(f"{fn}: indices must be a NumPy array; got {type(indices).__name__}")
     if indices.dtype.kind not in "iu":
@@ -379,9 +396,7 @@ def _check_indices(fn: str, values: NDArray[Any], indices: Any, limit: int) -> N
             f"{fn}: indices must have the input's shape {values.shape}; got shape {indices.shape}"
         )
     if indices.dtype.kind == "u" and indices.dtype.itemsize == 8 and indices.size and indices.max() >> 63:
-        raise ValueError(
-            f"{fn}: indices must lie in the output's plane; got index {indices.max()} (limit {limit - 1})"
-        )
+        raise wrong_index(fn, int(indices.max()), sizes)
     return indices.astype(np.int64, copy=False)
 
 

@@ -27,6 +27,7 @@ from ndpool._arguments import (
     check_divisor,
     check_int,
     check_ints,
+    check_overlap,
     check_padding,
     check_rank,
     check_shape,
@@ -451,8 +452,7 @@ def _check_out(
             raise ValueError(f"{fn}: {name} must be on device {device}; got device={target.device}")
         if target.requires_grad:
             raise ValueError(f"{fn}: {name} must not require a gradient")
-        if any(step == 0 and size > 1 for step, size in zip(target.stride(), shape, strict=True)):
-            raise ValueError(f"{fn}: {name} must not be expanded, its elements share memory")
+        check_overlap(fn, name, shape, target.stride(), 1)
     if return_indices and out[0].untyped_storage().data_ptr() == out[1].untyped_storage().data_ptr() != 0:
         raise ValueError(f"{fn}: out must be two tensors that share no memory; got overlapping ones")
 

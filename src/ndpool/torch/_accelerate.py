@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from ndpool.torch.modules import COUNTERPARTS, Classes, Pool
+from ndpool.torch.modules import COUNTERPARTS, Classes, Pool, Unpool
 
 
 class Entry(NamedTuple):
@@ -48,7 +48,8 @@ def accelerate(model: torch.nn.Module) -> Report:
     A `state_dict` is the same before and after. A model saved whole names ndpool's classes: `restore` it
     first if it is to be loaded where ndpool is not. `torch.compile` and `torch.export` see ndpool's
     operators. TorchScript knows PyTorch's modules only: `torch.jit.script` restores a model by itself, and
-    what `torch.jit.trace` or `torch.fx.symbolic_trace` records is PyTorch's pooling.
+    what `torch.jit.trace` or `torch.fx.symbolic_trace` records is PyTorch's pooling. So is what
+    `torch.onnx.export` writes.
 
     Parameters
     ----------
@@ -125,7 +126,8 @@ def _reason(module: torch.nn.Module, classes: Classes) -> str:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     if type(module) in classes:
-        return ""
+        dilated = isinstance(module, Unpool) and module.dilation != 1
+        return "PyTorch has no dilation for it" if dilated else ""
     base = next(cls for cls in classes if isinstance(module, cls))
     own = "of its own" if type(module).forward is base.forward else "that overrides forward"
     return f"a subclass of {base.__name__} {own}"

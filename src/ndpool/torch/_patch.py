@@ -15,9 +15,11 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
+from torch.onnx import is_in_onnx_export
 from torch.overrides import handle_torch_function, has_torch_function
 
 import ndpool
+from ndpool.torch._onnx import AVERAGES, average
 from ndpool.torch.modules import served
 
 F = torch.nn.functional
@@ -149,6 +151,7 @@ def _table() -> list[tuple[ModuleType, str, str, bool]]:
 def _route(original: Function, function: Function, indices: bool) -> Function:
     """The function that stands in for `original`; made once, so that compiled code knows it again."""
     ours = _with_indices(function) if indices else function
+    divided = original in AVERAGES
 
     @wraps(original)
     def route(*args: Any, **kwargs: Any) -> Any:
@@ -159,6 +162,8 @@ def _route(original: Function, function: Function, indices: bool) -> Function:
             except (TypeError, ValueError):
                 # PyTorch takes it after all, or says in its own words why not.
                 return original(*args, **kwargs)
+        if divided and is_in_onnx_export():
+            return average(original, *args, **kwargs)
         if has_torch_function((x,)):
             # PyTorch's function would hand the route to the subclass in its own place.
             return handle_torch_function(original, (x,), *args, **kwargs)

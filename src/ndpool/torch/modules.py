@@ -1,13 +1,16 @@
 """PyTorch's pooling modules, computed by ndpool.
 
 Each is a subclass of PyTorch's module of the same name, from which it has everything but `forward`:
-constructor, repr, state, pickling. A tensor that ndpool does not serve (quantized, sparse, nested, complex, a
-subclass of `torch.Tensor`) takes PyTorch's own way, and so does one that TorchScript traces.
+constructor, repr, state, pickling. A module raises when it is made if no input could make its arguments
+right; one that `accelerate` swapped was made by PyTorch and raises when it is called. A tensor that ndpool
+does not serve (quantized, sparse, nested, complex, a subclass of `torch.Tensor`) takes PyTorch's own way, and
+so does one that TorchScript traces or that is exported to ONNX.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
@@ -17,10 +20,14 @@ from torch._C import _is_tracing as is_tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.compiler import is_dynamo_compiling
+from torch.onnx import is_in_onnx_export
 
 import ndpool
+from ndpool import geometry
+from ndpool._arguments import check_divisor, check_flags, check_ints, check_norm, check_range, check_ratio
 from ndpool._dispatch import room_of
 from ndpool.frameworks._torch_kernels import CODES
+from ndpool.torch._onnx import average
 
 # A compiler that traces a first call could not import the room.
 for _tensor in (torch.empty(0), torch.nn.Parameter()):
@@ -28,7 +35,8 @@ for _tensor in (torch.empty(0), torch.nn.Parameter()):
 
 _TRITON = find_spec("triton") is not None  # whose kernels pool CUDA tensors
 # The tensors of compilers stand for plain ones; other subclasses have a meaning of their own.
-_KINDS = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
+_TRACED = (FakeTensor, FunctionalTensor)
+_KINDS = (torch.Tensor, torch.nn.Parameter, *_TRACED)
 
 Classes = dict[type[torch.nn.Module], type[torch.nn.Module]]
 COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
@@ -43,6 +51,8 @@ def served(x: Any) -> bool:
         and (x.is_cpu or (x.is_cuda and _TRITON))
         and not x.is_nested
         and (is_dynamo_compiling() or not is_tracing())
+        # ONNX has operators for PyTorch's pooling, not for ndpool's.
+        and (type(x) not in _TRACED or not is_in_onnx_export())
     )
 
 
@@ -50,6 +60,7 @@ class Pool(torch.nn.Module):
     """What all share: a module's attributes go to the ndpool function whose arguments they are."""
 
     _function: ClassVar[Callable[..., Any]]
+    _n_axes: ClassVar[int]
     kernel_size: Any
     stride: Any
     padding: Any
@@ -61,11 +72,22 @@ class Pool(torch.nn.Module):
         super().__init_subclass__()
         if "_function" in vars(cls):
             COUNTERPARTS[cls.__bases__[-1]] = cls
+            cls._n_axes = int(cls.__name__[-2])
+            cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
+
+    def _check(self, name: str) -> None:
+        """Raise for arguments that no input makes right."""
+        flags = ("return_indices", "ceil_mode", "count_include_pad")
+        check_flags(name, **{flag: getattr(self, flag) for flag in flags if hasattr(self, flag)})
 
     def forward(self, input: Any) -> Any:
         """Pool `input`; with `return_indices` the pair (values, indices)."""
         if served(input):
             return self._function(input, *self._arguments())
+        return self._original(input)
+
+    def _original(self, input: Any) -> Any:
+        """PyTorch's own way."""
         return super().forward(input)
 
     # Written out in each family: a loop over names would cost as much as the pooling of a small tensor.
@@ -79,14 +101,29 @@ class Pool(torch.nn.Module):
         return self
 
 
+def _checked(init: Callable[..., None]) -> Callable[..., None]:
+    """A constructor that looks at what it was given; its signature stays."""
+
+    @wraps(init)
+    def checked(self: Pool, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self._check(type(self).__name__)
+
+    return checked
+
+
 class MaxPool(Pool):
     """Maxima over sliding windows."""
 
     dilation: Any
 
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        geometry.check_window(name, self._n_axes, self.kernel_size, self.stride, self.padding, self.dilation)
+
     def _arguments(self) -> tuple[Any, ...]:
-        geometry = (self.kernel_size, self.stride, self.padding, self.dilation)
-        return *geometry, self.ceil_mode, self.return_indices
+        window = (self.kernel_size, self.stride, self.padding, self.dilation)
+        return *window, self.ceil_mode, self.return_indices
 
 
 class AvgPool(Pool):
@@ -94,6 +131,17 @@ class AvgPool(Pool):
 
     count_include_pad: Any
     divisor_override: Any
+
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        geometry.check_window(name, self._n_axes, self.kernel_size, self.stride, self.padding, 1)
+        check_divisor(name, getattr(self, "divisor_override", None))
+
+    def _original(self, input: Any) -> Any:
+        if is_in_onnx_export() and getattr(self, "divisor_override", None) is not None:
+            original = torch.nn.functional.avg_pool2d if self._n_axes == 2 else torch.nn.functional.avg_pool3d
+            return average(original, input, *self._arguments())
+        return super()._original(input)
 
     def _arguments(self) -> tuple[Any, ...]:
         common = (self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
@@ -105,18 +153,31 @@ class LPPool(Pool):
 
     norm_type: Any
 
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        check_norm(name, self.norm_type)
+        geometry.check_window(name, self._n_axes, self.kernel_size, self.stride, 0, 1)
+
     def _arguments(self) -> tuple[Any, ...]:
         return float(self.norm_type), self.kernel_size, self.stride, self.ceil_mode
 
 
-class AdaptiveMaxPool(Pool):
+class AdaptivePool(Pool):
+    """As many windows as asked for."""
+
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        geometry.check_adaptive(name, self._n_axes, self.output_size)
+
+
+class AdaptiveMaxPool(AdaptivePool):
     """Maxima over as many windows as asked for."""
 
     def _arguments(self) -> tuple[Any, ...]:
         return self.output_size, self.return_indices
 
 
-class AdaptiveAvgPool(Pool):
+class AdaptiveAvgPool(AdaptivePool):
     """Averages over as many windows as asked for."""
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -129,6 +190,16 @@ class FractionalMaxPool(Pool):
     output_ratio: Any
     _random_samples: Any
 
+    def _check(self, name: str) -> None:
+        super()._check(name)
+        for size in check_ints(name, "kernel_size", self.kernel_size, self._n_axes, single=False):
+            check_range(name, "kernel_size", size, 1)
+        if self.output_size is not None:
+            for size in check_ints(name, "output_size", self.output_size, self._n_axes, single=False):
+                check_range(name, "output_size", size, 0)
+        else:
+            check_ratio(name, self.output_ratio, self._n_axes)
+
     def _arguments(self) -> tuple[Any, ...]:
         size = (self.kernel_size, self.output_size, self.output_ratio)
         return *size, self.return_indices, self._random_samples
@@ -137,11 +208,39 @@ class FractionalMaxPool(Pool):
 class Unpool(Pool):
     """The way back from a max pool; sizes may differ from call to call."""
 
+    dilation: Any = 1  # of modules that PyTorch made
+
+    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, *, dilation: Any = 1) -> None:
+        super().__init__(kernel_size, stride, padding)
+        if dilation != 1:
+            self.dilation = dilation
+
+    def _check(self, name: str) -> None:
+        geometry.check_unpool(name, self._n_axes, self.kernel_size, self.stride, self.padding, self.dilation)
+
     def forward(self, input: Any, indices: Any, output_size: Sequence[int] | None = None) -> Any:  # type: ignore[override]
         """Put each value of `input` where `indices` says, zeros elsewhere."""
         if served(input):
-            return self._function(input, indices, self.kernel_size, self.stride, self.padding, output_size)
+            window = (self.kernel_size, self.stride, self.padding)
+            return self._function(input, indices, *window, output_size, dilation=self.dilation)
+        self._check_undilated("this tensor is left to PyTorch")
         return super(Pool, self).forward(input, indices, output_size)
+
+    def _check_undilated(self, reason: str) -> None:
+        if self.dilation != 1:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name}: dilation must be 1 where {reason}, which has none; got dilation={self.dilation}"
+            )
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        self._check_undilated("TorchScript compiles PyTorch's own module")
+        return super().__prepare_scriptable__()
+
+    def extra_repr(self) -> str:
+        """PyTorch's own, and the dilation where there is one."""
+        shown: str = super(Pool, self).extra_repr()
+        return shown if self.dilation == 1 else f"{shown}, dilation={self.dilation}"
 
 
 class MaxPool1d(MaxPool, torch.nn.MaxPool1d):
