@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
 
+import ndpool.torch  # noqa: E402
 from test_oracle import spoiled  # noqa: E402
 
 # The first forward-mode derivative of a process makes PyTorch import something that it has deprecated, and
@@ -669,6 +670,49 @@ def test_fractional_samples_and_seeds():
         ndpool.fractional_max_pool2d(x, 3, 7, generator="seed")
     with pytest.raises(RuntimeError, match="randomness"):
         vmap(lambda x: ndpool.fractional_max_pool2d(x, 3, 7))(x[None])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("batch", [None, 1, 2])
+@pytest.mark.parametrize("surplus", [0, 3])
+def test_fractional_samples_that_pytorch_accepts(n, batch, surplus):
+    """The first axis may be longer than the batch, which is 1 without one; the surplus is ignored."""
+    x = seeded(*(() if batch is None else (batch,)), 3, *[9] * n)
+    samples = torch.rand(
+        (batch or 1) + surplus, 3, n, dtype=x.dtype, generator=torch.Generator().manual_seed(1)
+    )
+    wanted = getattr(F, f"fractional_max_pool{n}d")(x, 2, 4, return_indices=True, _random_samples=samples)
+    pool = getattr(ndpool, f"fractional_max_pool{n}d")
+    got = pool(x, 2, 4, return_indices=True, _random_samples=samples)
+    assert all(map(torch.equal, got, wanted))
+    arrays = pool(x.numpy(), 2, 4, return_indices=True, _random_samples=samples.numpy())
+    assert all(map(np.array_equal, arrays, wanted))
+    module = getattr(ndpool.torch, f"FractionalMaxPool{n}d")(2, 4, _random_samples=samples)
+    assert torch.equal(module(x), wanted[0])
+    with ndpool.torch.patch():
+        assert torch.equal(
+            getattr(F, f"fractional_max_pool{n}d")(x, 2, 4, _random_samples=samples), wanted[0]
+        )
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_fractional_samples_that_pytorch_refuses(n, batch):
+    """ValueError and TypeError from ndpool, PyTorch's own error under a patch."""
+    x = seeded(*(() if batch is None else (batch,)), 3, *[9] * n)
+    lead = batch or 1
+    wrong = [torch.rand(shape, dtype=x.dtype) for shape in [(3, n), (lead, 4, n), (lead, 1, n)]]
+    wrong += [torch.rand(shape, dtype=x.dtype) for shape in [(lead, 3, n + 1), (lead - 1, 3, n), (n,)]]
+    wrong += [torch.rand(lead, 3, n, dtype=torch.float32), torch.zeros(lead, 3, n, dtype=torch.int64)]
+    for samples in wrong:
+        with pytest.raises((ValueError, TypeError), match=f"fractional_max_pool{n}d: _random_samples must"):
+            getattr(ndpool, f"fractional_max_pool{n}d")(x, 2, 4, _random_samples=samples)
+        call = partial(getattr(torch.nn, f"FractionalMaxPool{n}d")(2, 4, _random_samples=samples), x)
+        with pytest.raises(RuntimeError) as wanted:
+            call()
+        with ndpool.torch.patch(), pytest.raises(RuntimeError) as got:
+            call()
+        assert str(got.value) == str(wanted.value)
 
 
 X = torch.rand(1, 2, 6, 6)
