@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from math import inf, prod
 
 import numpy as np
@@ -22,6 +23,7 @@ from helpers import epsilon, run_python
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import ndpool.torch  # noqa: E402
 from test_oracle import spoiled  # noqa: E402
@@ -647,6 +649,61 @@ def test_general_functions():
     back = ndpool.unpool(values, indices, (3, 5), axes=(0, 2))
     assert torch.equal(torch.where(back != 0, x, 0), back)
     assert (back != 0).sum() == values.numel()
+
+
+AXES = [axes for n in (1, 2, 3, 4) for axes in permutations(range(4), n)]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("axes", AXES, ids=str)
+def test_axes_in_any_order(axes, traced):
+    """Values, indices, gradients and unpooling equal NumPy's, whatever the order of the pooled axes."""
+    x = seeded(3, 4, 5, 6)
+    windows = tuple((2, 3, 2, 1)[a] for a in axes)
+    sizes = tuple(x.shape[a] for a in axes)
+    grad = torch.from_numpy(np.random.default_rng(0).integers(1, 9, x.shape).astype(float))
+
+    def pool(x, reduce, **how):
+        return ndpool.pool(x, windows, reduce=reduce, axes=axes, stride=1, **how)
+
+    def tensors(function, *args):
+        if not traced:
+            return function(*args)
+        with Untouched():
+            return function(*args)
+
+    for reduce in ("max", "min", "avg", "sum", "lp"):
+        wanted = pool(x.numpy(), reduce)
+        leaf = x.clone().requires_grad_()
+        y = tensors(pool, leaf, reduce)
+        np.testing.assert_array_equal(y.detach().numpy(), wanted)
+        # The gradient is PyTorch's, of the axes in order: moved to the end, one after another.
+        order = [a for a in range(4) if a not in axes] + sorted(axes)
+        moved = x.permute(order).contiguous().requires_grad_()
+        sorted_windows = tuple((2, 3, 2, 1)[a] for a in sorted(axes))
+        plain = ndpool.pool(moved, sorted_windows, reduce=reduce, stride=1)
+        weights = grad[tuple(map(slice, y.shape))]
+        y.backward(weights)
+        plain.backward(weights.permute(order).contiguous())
+        torch.testing.assert_close(leaf.grad.permute(order), moved.grad)
+        got = tensors(partial(ndpool.adaptive_pool, x, 2, reduce=reduce, axes=axes))
+        np.testing.assert_array_equal(got, ndpool.adaptive_pool(x.numpy(), 2, reduce=reduce, axes=axes))
+    values, indices = tensors(lambda: pool(x, "max", return_indices=True))
+    wanted = pool(x.numpy(), "max", return_indices=True)
+    np.testing.assert_array_equal(values, wanted[0])
+    np.testing.assert_array_equal(indices, wanted[1])
+    leaf = x.clone().requires_grad_()
+    with_indices = tensors(lambda: pool(leaf, "max", return_indices=True))
+    np.testing.assert_array_equal(with_indices[1], wanted[1])
+    back = tensors(lambda: ndpool.unpool(values, indices, sizes, axes=axes))
+    np.testing.assert_array_equal(back, ndpool.unpool(*wanted, sizes, axes=axes))
+
+
+class Untouched(TorchDispatchMode):
+    """A dispatch mode that lets every operator run as it is."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
 
 def test_fractional_samples_and_seeds():
