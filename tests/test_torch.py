@@ -250,6 +250,69 @@ def test_hessian_and_jacobians(name):
     torch.testing.assert_close(jacfwd(scalar)(x), jacrev(scalar)(x))
 
 
+NESTED = [
+    ("max_pool2d", (2,)),
+    ("avg_pool2d", (3, 2, 1)),
+    ("lp_pool2d", (2, 2)),
+    ("lp_pool2d", (3.5, 2, 1, True)),
+    ("lp_pool1d", (3, 2)),
+    ("lp_pool3d", (2.5, 2)),
+    ("adaptive_max_pool2d", (3,)),
+    ("adaptive_avg_pool2d", (3,)),
+]
+
+
+@pytest.mark.parametrize(("name", "args"), NESTED)
+def test_second_derivatives_of_any_two_modes(name, args):
+    """Nested forward mode too, of a nonlinear function of what is pooled."""
+    x = seeded(2, *{1: (6,), 2: (4, 5), 3: (2, 4, 3)}[int(name[-2])])
+
+    def scalar(pool):
+        return lambda x: (pool(x**3, *args) ** 2).sum()
+
+    wanted = hessian(scalar(getattr(F, name)))(x)
+    ours = scalar(getattr(ndpool, name))
+    for outer in (jacfwd, jacrev):
+        for inner in (jacfwd, jacrev):
+            torch.testing.assert_close(outer(inner(ours))(x), wanted)
+    torch.testing.assert_close(
+        torch.autograd.functional.hessian(ours, x), wanted, msg=f"{name} without torch.func"
+    )
+    t, u = seeded(*x.shape) - 1, 2 - seeded(*x.shape)
+    twice = jvp(lambda x: jvp(ours, (x,), (t,))[1], (x,), (u,))[1]
+    torch.testing.assert_close(twice, t.flatten() @ wanted.reshape(x.numel(), -1) @ u.flatten())
+
+
+def test_third_derivatives_in_forward_mode():
+    """Of norms, which are nonlinear themselves; PyTorch's are right, where no window is zero."""
+    x = seeded(1, 6)
+    third = [
+        jacfwd(jacfwd(jacfwd(lambda x, pool=pool: pool(x, 3, 2).sum())))(x)
+        for pool in (ndpool.lp_pool1d, F.lp_pool1d)
+    ]
+    torch.testing.assert_close(*third)
+    assert third[0].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum", "lp"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_general_functions_twice_in_forward_mode(reduce, adaptive):
+    """Against finite differences of first derivatives, where PyTorch has no such function."""
+    x, t = seeded(4, 5), seeded(4, 5) - 1
+
+    def scalar(x):
+        if adaptive:
+            return (ndpool.adaptive_pool(x**3, (3, 2), reduce=reduce) ** 2).sum()
+        return (ndpool.pool(x**3, (3, 2), reduce=reduce, stride=1, padding="same", norm_type=3) ** 2).sum()
+
+    def first(x):
+        return jvp(scalar, (x,), (t,))[1]
+
+    step = 1e-6
+    numerical = (first(x + step * t) - first(x - step * t)) / (2 * step)
+    torch.testing.assert_close(jvp(first, (x,), (t,))[1], numerical, rtol=1e-6, atol=1e-6)
+
+
 def test_forward_mode_duals():
     """Dual tensors without torch.func, also where the tangent is a zero without memory."""
     x, t = seeded(1, 2, 6, 6), seeded(1, 2, 6, 6) * 2
