@@ -210,7 +210,7 @@ class PowerMean(Function):
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
         # PyTorch turns forward mode off here, also for outer levels, which differentiate the slopes.
         with _set_fwd_grad_enabled(True):
-            x, y = (forward_ad.unpack_dual(saved).primal for saved in ctx.saved_tensors)
+            x, y = (torch._VF._unpack_dual(t, level=forward_ad._current_level)[0] for t in ctx.saved_tensors)
             before, after = slopes(x, y, ctx.taps, ctx.norm)
             return after * total(tangent * before, *ctx.args)
 

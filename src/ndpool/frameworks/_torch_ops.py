@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import custom_op, define, impl, register_fake, register_vmap
 
 from ndpool import geometry
+from ndpool._arguments import check_sizes
 from ndpool._native import INDEX64, OFFSET8, OFFSET32
 from ndpool.frameworks import _torch_checks as checks
 from ndpool.frameworks import _torch_kernels as kernels
@@ -213,7 +214,7 @@ def spread(
     op = "ndpool::spread"
     at = _place(op, grad, axes, windows)
     reduction = checks.check_reduce(op, reduce, _SUMS)
-    plan = _plan_of(fn, checks.check_sizes(op, "sizes", tuple(sizes), len(at)), windows)
+    plan = _plan_of(fn, check_sizes(op, "sizes", tuple(sizes), len(at)), windows)
     checks.check_grad(op, grad, at, plan)
     return kernels.spread(grad, at, plan, reduction, grad.dtype, divisor, channels_last)
 
@@ -242,7 +243,7 @@ def spread_picks(
     op = "ndpool::spread_picks"
     at = _place(op, grad, axes, windows)
     reduction = checks.check_reduce(op, reduce, _PICKS)
-    plan = _plan_of(fn, checks.check_sizes(op, "sizes", tuple(sizes), len(at)), windows)
+    plan = _plan_of(fn, check_sizes(op, "sizes", tuple(sizes), len(at)), windows)
     checks.check_grad(op, grad, at, plan)
     checks.check_offsets(op, offsets, grad, grad.shape, plan)
     return kernels.spread_picks(grad, offsets, at, plan, reduction, channels_last)
