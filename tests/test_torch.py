@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from math import inf, prod
 
 import numpy as np
@@ -22,7 +23,9 @@ from helpers import epsilon, run_python
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+import ndpool.torch  # noqa: E402
 from test_oracle import spoiled  # noqa: E402
 
 # The first forward-mode derivative of a process makes PyTorch import something that it has deprecated, and
@@ -245,6 +248,69 @@ def test_hessian_and_jacobians(name):
     torch.testing.assert_close(hessian(scalar)(x), theirs)
     assert theirs.abs().sum() > 0
     torch.testing.assert_close(jacfwd(scalar)(x), jacrev(scalar)(x))
+
+
+NESTED = [
+    ("max_pool2d", (2,)),
+    ("avg_pool2d", (3, 2, 1)),
+    ("lp_pool2d", (2, 2)),
+    ("lp_pool2d", (3.5, 2, 1, True)),
+    ("lp_pool1d", (3, 2)),
+    ("lp_pool3d", (2.5, 2)),
+    ("adaptive_max_pool2d", (3,)),
+    ("adaptive_avg_pool2d", (3,)),
+]
+
+
+@pytest.mark.parametrize(("name", "args"), NESTED)
+def test_second_derivatives_of_any_two_modes(name, args):
+    """Nested forward mode too, of a nonlinear function of what is pooled."""
+    x = seeded(2, *{1: (6,), 2: (4, 5), 3: (2, 4, 3)}[int(name[-2])])
+
+    def scalar(pool):
+        return lambda x: (pool(x**3, *args) ** 2).sum()
+
+    wanted = hessian(scalar(getattr(F, name)))(x)
+    ours = scalar(getattr(ndpool, name))
+    for outer in (jacfwd, jacrev):
+        for inner in (jacfwd, jacrev):
+            torch.testing.assert_close(outer(inner(ours))(x), wanted)
+    torch.testing.assert_close(
+        torch.autograd.functional.hessian(ours, x), wanted, msg=f"{name} without torch.func"
+    )
+    t, u = seeded(*x.shape) - 1, 2 - seeded(*x.shape)
+    twice = jvp(lambda x: jvp(ours, (x,), (t,))[1], (x,), (u,))[1]
+    torch.testing.assert_close(twice, t.flatten() @ wanted.reshape(x.numel(), -1) @ u.flatten())
+
+
+def test_third_derivatives_in_forward_mode():
+    """Of norms, which are nonlinear themselves; PyTorch's are right, where no window is zero."""
+    x = seeded(1, 6)
+    third = [
+        jacfwd(jacfwd(jacfwd(lambda x, pool=pool: pool(x, 3, 2).sum())))(x)
+        for pool in (ndpool.lp_pool1d, F.lp_pool1d)
+    ]
+    torch.testing.assert_close(*third)
+    assert third[0].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum", "lp"])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_general_functions_twice_in_forward_mode(reduce, adaptive):
+    """Against finite differences of first derivatives, where PyTorch has no such function."""
+    x, t = seeded(4, 5), seeded(4, 5) - 1
+
+    def scalar(x):
+        if adaptive:
+            return (ndpool.adaptive_pool(x**3, (3, 2), reduce=reduce) ** 2).sum()
+        return (ndpool.pool(x**3, (3, 2), reduce=reduce, stride=1, padding="same", norm_type=3) ** 2).sum()
+
+    def first(x):
+        return jvp(scalar, (x,), (t,))[1]
+
+    step = 1e-6
+    numerical = (first(x + step * t) - first(x - step * t)) / (2 * step)
+    torch.testing.assert_close(jvp(first, (x,), (t,))[1], numerical, rtol=1e-6, atol=1e-6)
 
 
 def test_forward_mode_duals():
@@ -648,6 +714,61 @@ def test_general_functions():
     assert (back != 0).sum() == values.numel()
 
 
+AXES = [axes for n in (1, 2, 3, 4) for axes in permutations(range(4), n)]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("axes", AXES, ids=str)
+def test_axes_in_any_order(axes, traced):
+    """Values, indices, gradients and unpooling equal NumPy's, whatever the order of the pooled axes."""
+    x = seeded(3, 4, 5, 6)
+    windows = tuple((2, 3, 2, 1)[a] for a in axes)
+    sizes = tuple(x.shape[a] for a in axes)
+    grad = torch.from_numpy(np.random.default_rng(0).integers(1, 9, x.shape).astype(float))
+
+    def pool(x, reduce, **how):
+        return ndpool.pool(x, windows, reduce=reduce, axes=axes, stride=1, **how)
+
+    def tensors(function, *args):
+        if not traced:
+            return function(*args)
+        with Untouched():
+            return function(*args)
+
+    for reduce in ("max", "min", "avg", "sum", "lp"):
+        wanted = pool(x.numpy(), reduce)
+        leaf = x.clone().requires_grad_()
+        y = tensors(pool, leaf, reduce)
+        np.testing.assert_array_equal(y.detach().numpy(), wanted)
+        # The gradient is PyTorch's, of the axes in order: moved to the end, one after another.
+        order = [a for a in range(4) if a not in axes] + sorted(axes)
+        moved = x.permute(order).contiguous().requires_grad_()
+        sorted_windows = tuple((2, 3, 2, 1)[a] for a in sorted(axes))
+        plain = ndpool.pool(moved, sorted_windows, reduce=reduce, stride=1)
+        weights = grad[tuple(map(slice, y.shape))]
+        y.backward(weights)
+        plain.backward(weights.permute(order).contiguous())
+        torch.testing.assert_close(leaf.grad.permute(order), moved.grad)
+        got = tensors(partial(ndpool.adaptive_pool, x, 2, reduce=reduce, axes=axes))
+        np.testing.assert_array_equal(got, ndpool.adaptive_pool(x.numpy(), 2, reduce=reduce, axes=axes))
+    values, indices = tensors(lambda: pool(x, "max", return_indices=True))
+    wanted = pool(x.numpy(), "max", return_indices=True)
+    np.testing.assert_array_equal(values, wanted[0])
+    np.testing.assert_array_equal(indices, wanted[1])
+    leaf = x.clone().requires_grad_()
+    with_indices = tensors(lambda: pool(leaf, "max", return_indices=True))
+    np.testing.assert_array_equal(with_indices[1], wanted[1])
+    back = tensors(lambda: ndpool.unpool(values, indices, sizes, axes=axes))
+    np.testing.assert_array_equal(back, ndpool.unpool(*wanted, sizes, axes=axes))
+
+
+class Untouched(TorchDispatchMode):
+    """A dispatch mode that lets every operator run as it is."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
 def test_fractional_samples_and_seeds():
     """pytorch#51622, pytorch#183249: one shape of samples, and calls that can be repeated."""
     x = torch.rand(2, 3, 20, 20)
@@ -669,6 +790,49 @@ def test_fractional_samples_and_seeds():
         ndpool.fractional_max_pool2d(x, 3, 7, generator="seed")
     with pytest.raises(RuntimeError, match="randomness"):
         vmap(lambda x: ndpool.fractional_max_pool2d(x, 3, 7))(x[None])
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("batch", [None, 1, 2])
+@pytest.mark.parametrize("surplus", [0, 3])
+def test_fractional_samples_that_pytorch_accepts(n, batch, surplus):
+    """The first axis may be longer than the batch, which is 1 without one; the surplus is ignored."""
+    x = seeded(*(() if batch is None else (batch,)), 3, *[9] * n)
+    samples = torch.rand(
+        (batch or 1) + surplus, 3, n, dtype=x.dtype, generator=torch.Generator().manual_seed(1)
+    )
+    wanted = getattr(F, f"fractional_max_pool{n}d")(x, 2, 4, return_indices=True, _random_samples=samples)
+    pool = getattr(ndpool, f"fractional_max_pool{n}d")
+    got = pool(x, 2, 4, return_indices=True, _random_samples=samples)
+    assert all(map(torch.equal, got, wanted))
+    arrays = pool(x.numpy(), 2, 4, return_indices=True, _random_samples=samples.numpy())
+    assert all(map(np.array_equal, arrays, wanted))
+    module = getattr(ndpool.torch, f"FractionalMaxPool{n}d")(2, 4, _random_samples=samples)
+    assert torch.equal(module(x), wanted[0])
+    with ndpool.torch.patch():
+        assert torch.equal(
+            getattr(F, f"fractional_max_pool{n}d")(x, 2, 4, _random_samples=samples), wanted[0]
+        )
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("batch", [None, 2])
+def test_fractional_samples_that_pytorch_refuses(n, batch):
+    """ValueError and TypeError from ndpool, PyTorch's own error under a patch."""
+    x = seeded(*(() if batch is None else (batch,)), 3, *[9] * n)
+    lead = batch or 1
+    wrong = [torch.rand(shape, dtype=x.dtype) for shape in [(3, n), (lead, 4, n), (lead, 1, n)]]
+    wrong += [torch.rand(shape, dtype=x.dtype) for shape in [(lead, 3, n + 1), (lead - 1, 3, n), (n,)]]
+    wrong += [torch.rand(lead, 3, n, dtype=torch.float32), torch.zeros(lead, 3, n, dtype=torch.int64)]
+    for samples in wrong:
+        with pytest.raises((ValueError, TypeError), match=f"fractional_max_pool{n}d: _random_samples must"):
+            getattr(ndpool, f"fractional_max_pool{n}d")(x, 2, 4, _random_samples=samples)
+        call = partial(getattr(torch.nn, f"FractionalMaxPool{n}d")(2, 4, _random_samples=samples), x)
+        with pytest.raises(RuntimeError) as wanted:
+            call()
+        with ndpool.torch.patch(), pytest.raises(RuntimeError) as got:
+            call()
+        assert str(got.value) == str(wanted.value)
 
 
 X = torch.rand(1, 2, 6, 6)

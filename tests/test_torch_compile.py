@@ -389,3 +389,98 @@ def test_drawn_calls_compiled():
                     backend="eager",
                 )
                 cases.assert_same(tuple(map(cases.from_torch, values(compiled(x)))), case.call_oracle(), case)
+
+
+def with_argument(place, value):
+    return lambda args: (*args[:place], value(args[place]) if callable(value) else value, *args[place + 1 :])
+
+
+OFFSETS = [
+    (with_argument(1, lambda o: o.to(torch.int64)), TypeError, "offsets must be torch.uint8 or torch.int32"),
+    (with_argument(1, lambda o: o.to(torch.int8)), TypeError, "offsets must be"),
+    (with_argument(1, lambda o: o.to(torch.float32)), TypeError, "offsets must be"),
+    (with_argument(1, lambda o: o.to_sparse()), TypeError, "offsets must be"),
+    (with_argument(1, lambda o: o[..., :1]), ValueError, "offsets must have shape"),
+    (with_argument(1, lambda o: o[0]), ValueError, "offsets must have shape"),
+    (with_argument(1, lambda o: o + 5), ValueError, r"offsets must number the taps .* got 9 \(limit 8\)"),
+    (with_argument(1, lambda o: o.to(torch.int32) - 5), ValueError, "got -1"),
+    (with_argument(1, lambda o: o.to(torch.int32) + 2**30), ValueError, "offsets must number"),
+]
+
+
+def wrong_calls():
+    """Operator, how its arguments in OPERATORS become wrong, error and message."""
+    for op in ("pool", "pool_offsets", "pool_indices", "spread", "spread_picks", "gather"):
+        first = 2 if op in ("spread_picks", "gather") else 1  # of the arguments: the axes
+        for axes, message in [([2, 2], "differ"), ([2, 4], "from"), ([-2, -1], "from"), ([], "1 to 6 axes")]:
+            yield op, with_argument(first, axes), ValueError, f"axes must .*{message}|axes must be 1"
+        for windows in ([5], [3] * 11, []):
+            yield op, with_argument(first + 3, windows), ValueError, "windows must be 2 or 12 integers"
+        yield op, with_argument(first + 2, "mode"), ValueError, "reduce must be one of"
+        yield op, with_argument(0, lambda x: x.detach().to(torch.complex64)), TypeError, "must be"
+        yield op, with_argument(0, lambda x: x.detach().to_sparse()), TypeError, "must be a strided tensor"
+    for op in ("pool_offsets", "pool_indices", "spread_picks", "gather"):
+        at = 4 if op in ("spread_picks", "gather") else 3
+        yield op, with_argument(at, "avg"), ValueError, "reduce must be one of max, min"
+    for op in ("spread_picks", "gather"):
+        for change, error, message in OFFSETS:
+            yield op, change, error, message
+    for op in ("spread", "spread_picks"):
+        at = 6 if op == "spread_picks" else 5
+        yield op, with_argument(at, [13]), ValueError, "sizes must"
+        yield op, with_argument(at, [0, 11]), ValueError, "sizes must"
+        yield op, with_argument(at, [13, 12, 11]), ValueError, "sizes must"
+        yield op, with_argument(at, [99, 11]), ValueError, r"grad must have sizes \(50, 6\)"
+        yield op, with_argument(0, lambda x: x.detach().to(torch.int32)), TypeError, "grad must be floating"
+    yield "spread", with_argument(3, "max"), ValueError, "reduce must be one of sum, avg"
+    for dtype in (torch.float64, torch.int8, torch.complex64):
+        yield "pool", with_argument(5, dtype), TypeError, "dtype must fit reduce='max'"
+    for norm in (0.0, inf, -inf, float("nan")):
+        yield "pool.lp", with_argument(7, norm), ValueError, "norm must be a finite number"
+    for dtype in (torch.int32, torch.uint8, torch.float64, torch.bool):
+        yield "unpool", with_argument(1, lambda i, d=dtype: i.to(d)), TypeError, "indices must be torch.int64"
+    yield "unpool", with_argument(1, lambda i: i[..., :3]), ValueError, "indices must have shape"
+    yield "unpool", with_argument(1, lambda i: i - 1), ValueError, "indices must lie in the plane"
+    yield "unpool", with_argument(4, [5, 5]), ValueError, "indices must lie in the plane"
+    yield "unpool", with_argument(4, [14]), ValueError, "sizes must"
+    yield "unpool", with_argument(4, [14, -12]), ValueError, "sizes must"
+    yield "unpool", with_argument(2, [3, 3]), ValueError, "axes must differ"
+    yield "fractional", with_argument(1, lambda s: s[:1]), ValueError, "samples must have shape"
+    yield "fractional", with_argument(1, lambda s: s[..., :1]), ValueError, "samples must have shape"
+    yield "fractional", with_argument(1, lambda s: s + 3), ValueError, "samples must be in"
+    yield "fractional", with_argument(1, lambda s: s.long()), TypeError, "samples must be floating point"
+    yield "fractional", with_argument(4, [0, 2]), ValueError, "kernel_size must"
+    yield "fractional", with_argument(5, [9, 9]), ValueError, "must fit"
+    yield "fractional", with_argument(2, [2, 7]), ValueError, "axes must be from"
+
+
+@pytest.mark.parametrize(("operator", "change", "error", "message"), list(wrong_calls()))
+def test_operators_check_what_they_take(operator, change, error, message):
+    """Anybody can call them: dtype, shape, axes, windows and values, before a kernel runs."""
+    op = getattr(torch.ops.ndpool, operator.partition(".")[0]).default
+    args = OPERATORS[operator](rand(2, 3, 7, 6))
+    op(*args)
+    with pytest.raises(error, match=message):
+        op(*change(args))
+
+
+def test_operators_need_wide_offsets_for_wide_windows():
+    """A byte cannot number 289 taps: other codes would be taken for its own."""
+    windows = [17, 17, 1, 1, 0, 0, 0, 0, 1, 1, 0, 1]
+    x = rand(1, 20, 20)
+    _, offsets = torch.ops.ndpool.pool_offsets(x, [1, 2], "max_pool2d", "max", windows)
+    assert offsets.dtype is torch.int32
+    for op, more in (("spread_picks", ([20, 20],)), ("gather", ())):
+        given = torch.ones(1, 4, 4) if more else x
+        call = getattr(torch.ops.ndpool, op)
+        call(given, offsets, [1, 2], "max_pool2d", "max", windows, *more, False)
+        with pytest.raises(TypeError, match=r"offsets must be torch\.int32, for windows of 289 elements"):
+            call(given, offsets.to(torch.uint8), [1, 2], "max_pool2d", "max", windows, *more, False)
+
+
+@pytest.mark.parametrize("operator", ["spread_picks", "gather", "unpool", "fractional"])
+def test_operators_take_tensors_of_one_device(operator):
+    op = getattr(torch.ops.ndpool, operator).default
+    args = OPERATORS[operator](rand(2, 3, 7, 6))
+    with pytest.raises(ValueError, match="must be on device cpu; got device=meta"):
+        op(args[0], args[1].to("meta"), *args[2:])

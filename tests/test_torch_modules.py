@@ -434,10 +434,10 @@ def arguments(name):
     return (*given, 2, 3) if "lp" in plain else (*given, 3)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "function"),
-    [pytest.param(*row[:3], id=f"{row[0].__name__}.{row[1]}") for row in _patch._table()],
-)
+ROUTES = [pytest.param(*row[:3], id=f"{row[0].__name__}.{row[1]}") for row in _patch._table()]
+
+
+@pytest.mark.parametrize(("owner", "name", "function"), ROUTES)
 def test_every_function_is_routed(owner, name, function, calls, monkeypatch):
     given = arguments(name)
     torch.manual_seed(0)
@@ -625,3 +625,64 @@ def test_ndpool_alone_does_not_import_pytorch():
         "assert sys.modules['torch'].Tensor and ndpool.torch.__name__ == 'ndpool.torch'\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )
+
+
+def call_of(owner, name):
+    """Every argument of a patched function by its name, most of them not at their defaults."""
+    n, plain = int(re.search(r"(\d)d", name)[1]), name.removesuffix("_with_indices")
+    given = inputs(plain.replace("max_unpool", "MaxUnpool"))
+    if "unpool" in plain:
+        size = [2 * side + 1 for side in given[0].shape[2:]]
+        return dict(
+            zip(
+                ["input", "indices", "kernel_size", "stride", "padding", "output_size"],
+                [*given, 2, 2, 0, size],
+                strict=True,
+            )
+        )
+    if "adaptive" in plain:
+        call = {"input": given[0], "output_size": [3] * n}
+    elif "fractional" in plain:
+        samples = torch.rand(2, 3, n, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+        call = {"input": given[0], "kernel_size": 2, "output_size": [3] * n, "output_ratio": None}
+        return {**call, "return_indices": True, "_random_samples": samples}
+    elif "lp" in plain:
+        call = {"input": given[0], "norm_type": 4, "kernel_size": 2, "stride": 1, "ceil_mode": True}
+    else:
+        call = {"input": given[0], "kernel_size": 3, "stride": 2, "padding": 1}
+        call |= {"ceil_mode": True, "count_include_pad": False} if "avg" in plain else {}
+        call |= {"divisor_override": 5} if "avg" in plain and n > 1 else {}
+        call |= {"dilation": 1, "ceil_mode": True} if "max" in plain else {}
+    if "max" in plain and owner is F:
+        call["return_indices"] = True
+    return call
+
+
+@pytest.mark.parametrize(("owner", "name", "function"), ROUTES)
+def test_every_argument_by_position_and_by_name(owner, name, function, calls):
+    """Wherever the positional arguments end and the named ones begin, the answer is PyTorch's."""
+    call = call_of(owner, name)
+    for positional in range(1, len(call) + 1):
+        args = list(call.values())[:positional]
+        kwargs = dict(list(call.items())[positional:])
+        torch.manual_seed(0)
+        wanted = getattr(owner, name)(*args, **kwargs)
+        with nt.patch():
+            got = getattr(owner, name)(*args, **kwargs)
+        assert isinstance(got, tuple) == isinstance(wanted, tuple)
+        assert_equal(got, wanted, exact="max" in name)
+    assert calls == [function] * len(call)
+
+
+@pytest.mark.parametrize(("owner", "name", "function"), ROUTES)
+def test_a_patch_knows_no_other_arguments(owner, name, function):
+    """What ndpool alone accepts (dtype, generator), one argument too many, and one given twice."""
+    call = call_of(owner, name)
+    wrong = [((), {**call, "generator": 3}), ((), {**call, "dtype": torch.float64})]
+    wrong += [((*call.values(), True), {}), (tuple(call.values()), {"kernel_size": 3, "output_size": 3})]
+    for args, kwargs in wrong:
+        with pytest.raises(TypeError) as wanted:
+            getattr(owner, name)(*args, **kwargs)
+        with nt.patch(), pytest.raises(TypeError) as got:
+            getattr(owner, name)(*args, **kwargs)
+        assert str(got.value) == str(wanted.value)

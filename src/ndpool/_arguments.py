@@ -183,6 +183,15 @@ def check_ratio(fn: str, output_ratio: object, n: int) -> tuple[float, ...]:
     return tuple(float(ratio) for ratio in ratios)
 
 
+def check_samples(fn: str, shape: Sequence[int], wanted: tuple[int, ...]) -> None:
+    """Random samples are (batch, channels, axes), also without a batch; PyTorch ignores surplus batches."""
+    if len(shape) != 3 or tuple(shape[1:]) != wanted[1:] or shape[0] < wanted[0]:
+        raise ValueError(
+            f"{fn}: _random_samples must have shape {wanted}, or more along the first axis; "
+            f"got shape {tuple(shape)}"
+        )
+
+
 def check_count(fn: str, name: str, count: int) -> None:
     if count > MAX_WINDOWS:
         raise MemoryError(f"{fn}: {name} asks for a table of {count} windows (limit {MAX_WINDOWS})")

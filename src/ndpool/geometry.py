@@ -540,7 +540,7 @@ def check_unpool(
 
 
 def positions(plan: Plan, offsets: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.int64]:
-    """Where the taps that `offsets` number stand in the flattened plane; -1 where a window holds nothing."""
+    """Where the taps that `offsets` number stand in the flattened plane; -1 for what is outside."""
     rest: NDArray[np.int64] = offsets.astype(np.int64)
     found, inside = np.zeros_like(rest), np.ones(rest.shape, bool)
     pitch = 1
@@ -553,7 +553,7 @@ def positions(plan: Plan, offsets: NDArray[Any], axes: tuple[int, ...]) -> NDArr
         inside &= (place >= 0) & (place < axis.size)
         found += place * pitch
         pitch *= axis.size
-    return np.where(inside, found, -1)
+    return np.where(inside & (rest == 0), found, -1)
 
 
 def windows(

@@ -16,6 +16,7 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C._functorch import is_legacy_batchedtensor as is_legacy_batch
 from torch.autograd import Function, forward_ad
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from ndpool._native import INDEX64, OFFSET8, OFFSET32
@@ -207,9 +208,11 @@ class PowerMean(Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
-        x, y = ctx.saved_tensors
-        before, after = slopes(x, y, ctx.taps, ctx.norm)
-        return after * total(tangent * before, *ctx.args)
+        # PyTorch turns forward mode off here, also for outer levels, which differentiate the slopes.
+        with _set_fwd_grad_enabled(True):
+            x, y = (torch._VF._unpack_dual(t, level=forward_ad._current_level)[0] for t in ctx.saved_tensors)
+            before, after = slopes(x, y, ctx.taps, ctx.norm)
+            return after * total(tangent * before, *ctx.args)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:

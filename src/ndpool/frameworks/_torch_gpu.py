@@ -399,7 +399,7 @@ def _positions(plan: Plan, offsets: Tensor, axes: tuple[int, ...]) -> Tensor:
         ok = (place >= 0) & (place < axis.size)
         inside = ok if inside is None else inside & ok
         found, pitch = found + place * pitch, pitch * axis.size
-    return torch.where(inside, found, -1)  # type: ignore[arg-type]
+    return torch.where(inside & (rest == 0), found, -1)  # type: ignore[operator]
 
 
 def gather(

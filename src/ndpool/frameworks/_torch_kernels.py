@@ -156,7 +156,7 @@ def pool(
     # Every small call comes through here, so the common case is written out.
     shape, stride = x.shape, x.stride()
     ndim, n = len(shape), len(axes)
-    trailing = n <= 3 and axes[0] == ndim - n and axes[-1] == ndim - 1
+    trailing = n <= 3 and axes[0] == ndim - n and axes[-1] == ndim - 1 and (n < 3 or axes[1] == ndim - 2)
     outs = shape[: ndim - n] + plan.out if trailing else with_sizes(shape, axes, plan.out)
     if channels_last is None:
         channels_last = ndim > 2 and stride[-1] >= stride[1] and is_channels_last(shape, stride)

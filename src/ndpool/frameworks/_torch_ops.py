@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.library import custom_op, define, impl, register_fake, register_vmap
 
 from ndpool import geometry
+from ndpool._arguments import check_sizes
 from ndpool._native import INDEX64, OFFSET8, OFFSET32
+from ndpool.frameworks import _torch_checks as checks
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks._torch_autograd import batched, slopes, take
 from ndpool.frameworks._torch_kernels import empty, is_channels_last, with_sizes
@@ -25,6 +27,17 @@ from ndpool.reductions import REDUCTIONS
 GENERAL = ("pool", "adaptive_pool")
 _PLACE = "SymInt[] axes, str fn, str reduce, SymInt[] windows"
 _MAX = REDUCTIONS["max"]
+
+
+_PICKS = tuple(name for name, reduction in REDUCTIONS.items() if reduction.picks)
+_SUMS = ("sum", "avg")
+
+
+def _place(op: str, x: Tensor, axes: Sequence[int], windows: Sequence[int]) -> tuple[int, ...]:
+    checks.check_tensor(op, "grad" if "spread" in op else "x", x)
+    at = checks.check_place(op, x, axes)
+    checks.check_windows(op, at, windows)
+    return at
 
 
 def sliding_windows(
@@ -90,7 +103,13 @@ def _empty_outputs(x: Tensor, axes: Any, fn: str, windows: Any, *dtypes: torch.d
 def _register(
     op: Any, n_tensors: int, fake: Callable[..., Any], save: Any = None, backward: Any = None
 ) -> Any:
-    op.register_fake(fake)
+    def shaped(*args: Any) -> Any:
+        # A tensor of the meta device sends the whole call here.
+        for other in args[1:n_tensors]:
+            checks.check_device(op._qualname, "every tensor", other, args[0])
+        return fake(*args)
+
+    op.register_fake(shaped)
     op.register_vmap(batched(op, n_tensors))
     if backward is not None:
         op.register_autograd(backward, setup_context=save)
@@ -118,7 +137,11 @@ def pool(
     x: Tensor, axes: Any, fn: str, reduce: str, windows: Any, dtype: Any, divisor: int, norm: float
 ) -> Any:
     """Values alone."""
-    return kernels.pool(x, tuple(axes), _plan(x, axes, fn, windows), REDUCTIONS[reduce], dtype, divisor, norm)
+    op = "ndpool::pool"
+    at = _place(op, x, axes, windows)
+    reduction = checks.check_reduce(op, reduce, tuple(REDUCTIONS))
+    checks.check_result(op, x, reduction, dtype, divisor, norm)
+    return kernels.pool(x, at, _plan(x, axes, fn, windows), reduction, dtype, divisor, norm)
 
 
 def _pool_save(ctx: Any, inputs: Any, output: Tensor) -> None:
@@ -150,9 +173,11 @@ def _pool_backward(ctx: Any, grad: Tensor) -> Any:
 @custom_op("ndpool::pool_offsets", mutates_args=(), schema=f"(Tensor x, {_PLACE}) -> (Tensor, Tensor)")
 def pool_offsets(x: Tensor, axes: Any, fn: str, reduce: str, windows: Any) -> Any:
     """Values, and where in its window each was found: what backward needs."""
-    kind = _offset_kind(x, axes, windows)
+    op = "ndpool::pool_offsets"
+    at = _place(op, x, axes, windows)
+    reduction = checks.check_reduce(op, reduce, _PICKS)
     plan = _plan(x, axes, fn, windows)
-    return kernels.pool(x, tuple(axes), plan, REDUCTIONS[reduce], x.dtype, kind=kind)
+    return kernels.pool(x, at, plan, reduction, x.dtype, kind=_offset_kind(x, axes, windows))
 
 
 def _offsets_save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -171,8 +196,10 @@ def _offsets_backward(ctx: Any, grad: Tensor | None, _: Any) -> Any:
 @custom_op("ndpool::pool_indices", mutates_args=(), schema=f"(Tensor x, {_PLACE}) -> (Tensor, Tensor)")
 def pool_indices(x: Tensor, axes: Any, fn: str, reduce: str, windows: Any) -> Any:
     """Values, and where in its plane each was found."""
-    plan = _plan(x, axes, fn, windows)
-    return kernels.pool(x, tuple(axes), plan, REDUCTIONS[reduce], x.dtype, kind=INDEX64)
+    op = "ndpool::pool_indices"
+    at = _place(op, x, axes, windows)
+    reduction = checks.check_reduce(op, reduce, _PICKS)
+    return kernels.pool(x, at, _plan(x, axes, fn, windows), reduction, x.dtype, kind=INDEX64)
 
 
 @custom_op(
@@ -184,8 +211,12 @@ def spread(
     grad: Tensor, axes: Any, fn: str, reduce: str, windows: Any, sizes: Any, divisor: int, channels_last: bool
 ) -> Any:
     """The adjoint of sums and averages."""
-    plan = _plan_of(fn, tuple(sizes), windows)
-    return kernels.spread(grad, tuple(axes), plan, REDUCTIONS[reduce], grad.dtype, divisor, channels_last)
+    op = "ndpool::spread"
+    at = _place(op, grad, axes, windows)
+    reduction = checks.check_reduce(op, reduce, _SUMS)
+    plan = _plan_of(fn, check_sizes(op, "sizes", tuple(sizes), len(at)), windows)
+    checks.check_grad(op, grad, at, plan)
+    return kernels.spread(grad, at, plan, reduction, grad.dtype, divisor, channels_last)
 
 
 def _spread_backward(ctx: Any, grad: Tensor) -> Any:
@@ -209,8 +240,13 @@ def spread_picks(
     channels_last: bool,
 ) -> Any:
     """The gradient of what was picked: each output's, where its value came from."""
-    plan = _plan_of(fn, tuple(sizes), windows)
-    return kernels.spread_picks(grad, offsets, tuple(axes), plan, REDUCTIONS[reduce], channels_last)
+    op = "ndpool::spread_picks"
+    at = _place(op, grad, axes, windows)
+    reduction = checks.check_reduce(op, reduce, _PICKS)
+    plan = _plan_of(fn, check_sizes(op, "sizes", tuple(sizes), len(at)), windows)
+    checks.check_grad(op, grad, at, plan)
+    checks.check_offsets(op, offsets, grad, grad.shape, plan)
+    return kernels.spread_picks(grad, offsets, at, plan, reduction, channels_last)
 
 
 @custom_op(
@@ -222,8 +258,12 @@ def gather(
     x: Tensor, offsets: Tensor, axes: Any, fn: str, reduce: str, windows: Any, channels_last: bool
 ) -> Any:
     """The elements that were picked, from another array of the same shape."""
+    op = "ndpool::gather"
+    at = _place(op, x, axes, windows)
+    reduction = checks.check_reduce(op, reduce, _PICKS)
     plan = _plan(x, axes, fn, windows)
-    return kernels.gather(x, offsets, tuple(axes), plan, REDUCTIONS[reduce], channels_last)
+    checks.check_offsets(op, offsets, x, with_sizes(x.shape, at, plan.out), plan)
+    return kernels.gather(x, offsets, at, plan, reduction, channels_last)
 
 
 @custom_op(
@@ -233,7 +273,9 @@ def gather(
 )
 def unpool(values: Tensor, indices: Tensor, axes: Any, fn: str, sizes: Any) -> Any:
     """Zeros with every value at its index."""
-    return kernels.unpool(values, indices, tuple(axes), fn, tuple(sizes))
+    at = checks.check_place("ndpool::unpool", values, axes)
+    checks.check_unpool("ndpool::unpool", values, indices, at, sizes)
+    return kernels.unpool(values, indices, at, fn, tuple(sizes))
 
 
 @custom_op(
@@ -244,7 +286,10 @@ def unpool(values: Tensor, indices: Tensor, axes: Any, fn: str, sizes: Any) -> A
 )
 def fractional(x: Tensor, samples: Tensor, axes: Any, fn: str, kernel: Any, outs: Any) -> Any:
     """Maxima over windows at the places that samples give, one set per plane, and where they were found."""
-    return kernels.fractional(x, samples, tuple(axes), fn, tuple(kernel), tuple(outs))
+    at = checks.check_place("ndpool::fractional", x, axes)
+    checks.check_tensor("ndpool::fractional", "x", x)
+    checks.check_samples("ndpool::fractional", x, samples, at)
+    return kernels.fractional(x, samples, at, fn, tuple(kernel), tuple(outs))
 
 
 # `custom_op` takes no tags before PyTorch 2.7, and without this one equal draws would become one.

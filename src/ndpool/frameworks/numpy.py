@@ -19,6 +19,7 @@ from ndpool._arguments import (
     check_divisor,
     check_overlap,
     check_rank,
+    check_samples,
     check_sign,
     input_name,
     wrong_index,
@@ -286,13 +287,12 @@ def _samples(fn: str, x: NDArray[Any], given: Any, n_axes: int, generator: Any) 
         return drawn.reshape(-1, n_axes)
     if not isinstance(given, np.ndarray):
         raise TypeError(f"{fn}: _random_samples must be a NumPy array; got {type(given).__name__}")
-    if given.shape != shape:
-        raise ValueError(f"{fn}: _random_samples must have shape {shape}; got shape {given.shape}")
+    check_samples(fn, given.shape, shape)
     if given.dtype != dtype if code >= _FIRST_FLOAT else given.dtype.kind != "f":
         raise TypeError(
             f"{fn}: _random_samples must be floating point like the input; got dtype={given.dtype}"
         )
-    return given.reshape(-1, n_axes)
+    return given[: shape[0]].reshape(-1, n_axes)
 
 
 def _renamed(fn: str, error: Exception) -> Exception:

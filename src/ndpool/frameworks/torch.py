@@ -30,6 +30,7 @@ from ndpool._arguments import (
     check_overlap,
     check_padding,
     check_rank,
+    check_samples,
     check_shape,
     check_sign,
     is_list,
@@ -304,13 +305,16 @@ def _samples(fn: str, x: Tensor, given: Any, n_axes: int, generator: Any) -> Ten
         return kernels.random_samples(x, shape, dtype, seed)
     if not isinstance(given, Tensor):
         raise TypeError(f"{fn}: _random_samples must be a tensor; got {type(given).__name__}")
-    if tuple(given.shape) != tuple(shape):
-        raise ValueError(f"{fn}: _random_samples must have shape {shape}; got shape {tuple(given.shape)}")
+    check_samples(fn, given.shape, shape)
     if given.dtype != dtype if x.dtype.is_floating_point else not given.dtype.is_floating_point:
         raise TypeError(
             f"{fn}: _random_samples must be floating point like the input; got dtype={given.dtype}"
         )
-    return given
+    if given.device != x.device:
+        raise ValueError(
+            f"{fn}: _random_samples must be on the input's device {x.device}; got {given.device}"
+        )
+    return given[: shape[0]]
 
 
 def _check_seed(fn: str, generator: Any) -> int:

@@ -123,7 +123,7 @@ def _hold() -> None:
             return
         for owner, name, function, indices in _table():
             _originals[owner, name] = original = getattr(owner, name)
-            setattr(owner, name, _route(original, getattr(ndpool, function), indices))
+            setattr(owner, name, _route(original, getattr(ndpool, function), indices, owner is F))
         _active = True
 
 
@@ -148,17 +148,25 @@ def _table() -> list[tuple[ModuleType, str, str, bool]]:
 
 
 @cache
-def _route(original: Function, function: Function, indices: bool) -> Function:
-    """The function that stands in for `original`; made once, so that compiled code knows it again."""
-    ours = _with_indices(function) if indices else function
+def _route(original: Function, function: Function, indices: bool, own_flag: bool) -> Function:
+    """The function that replaces `original`; made once, so that compiled code knows it again."""
+    # PyTorch's arguments are ndpool's positional ones. What only ndpool has is as unknown as without a patch.
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    flag = known.index("return_indices") if "return_indices" in known else len(known)
+    names = frozenset(known if own_flag else known[:flag])
     divided = original in AVERAGES
 
     @wraps(original)
     def route(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get("input")
-        if _active and served(x):
+        if _active and served(x) and len(args) <= len(names) and names.issuperset(kwargs):
+            ours, more = args, kwargs
+            if indices and len(args) > flag:
+                ours = (*args[:flag], True, *args[flag + 1 :])
+            elif indices:
+                more = {**kwargs, "return_indices": True}
             try:
-                return ours(*args, **kwargs)
+                return function(*ours, **more)
             except (TypeError, ValueError):
                 # PyTorch takes it after all, or says in its own words why not.
                 return original(*args, **kwargs)
@@ -170,15 +178,6 @@ def _route(original: Function, function: Function, indices: bool) -> Function:
         return original(*args, **kwargs)
 
     return route
-
-
-def _with_indices(function: Function) -> Function:
-    limit = list(inspect.signature(function).parameters).index("return_indices")
-
-    def pair(*args: Any, return_indices: bool = True, **kwargs: Any) -> Any:
-        return function(*args[:limit], return_indices=True, **kwargs)
-
-    return pair
 
 
 def _forget(routes: list[Function]) -> None:
