@@ -294,6 +294,10 @@ class _LPPool(_Layer):
         check_norm(name, self.norm_type)
         geometry.check_window(name, self._ndim, self.kernel_size, self.stride, 0, 1)
 
+    def __call__(self, input: Array) -> Array | Any:
+        """Pool `input`, to a real power: as in PyTorch's layers, integers are not truncated."""
+        return self._function(input, **self._arguments | {"norm_type": float(self.norm_type)})
+
 
 class LPPool1d(_LPPool):
     """Power average of every window along the last axis, of (N, C, L) or (C, L) arrays.
