@@ -213,3 +213,22 @@ def test_out_may_be_any_view_that_does_not_overlap_itself():
         got = ndpool.pool(x, (2, 2), out=out)
         assert got is out
         assert np.array_equal(out, want), strides
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
+def test_integer_norms_are_the_same_for_arrays_and_tensors(make):
+    """Adaptive windows differ in size: their norm is that of what each holds. A power has a limit."""
+    x = make(np.arange(1, 8).reshape(1, 7))
+    got = ndpool.adaptive_pool(x, (3,), reduce="lp", norm_type=2)
+    assert np.allclose(got, np.sqrt([[1 + 4 + 9, 9 + 16 + 25, 25 + 36 + 49]]))
+    for norm in (2**31, 10**30, -2):
+        with pytest.raises(ValueError, match=rf"norm_type must be from 1 to {2**31 - 1} .* norm_type={norm}"):
+            ndpool.lp_pool1d(x, norm, 2)
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
+def test_norms_have_no_divisor(make):
+    """It was ignored where a derivative was asked for, and for integers on tensors."""
+    x = make(np.arange(1.0, 9).reshape(1, 8))
+    with pytest.raises(ValueError, match="divisor_override is for averages; got it with reduce='lp'"):
+        ndpool.pool(x, (2,), reduce="lp", divisor_override=3)

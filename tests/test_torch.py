@@ -854,7 +854,7 @@ WRONG = [
     ("max_unpool2d", (X, AT.float(), 1), {}, TypeError, "indices must be integers"),
     ("max_unpool2d", (X, AT[:, :1], 1), {}, ValueError, "indices must have the input's shape"),
     ("max_unpool2d", (X, AT.numpy(), 1), {}, TypeError, "indices must be a tensor"),
-    ("lp_pool2d", (AT, -2, 2), {}, ValueError, "norm_type must be positive"),
+    ("lp_pool2d", (AT, -2, 2), {}, ValueError, "norm_type must be from 1"),
     ("fractional_max_pool2d", (X, 2, 2), {"_random_samples": X.numpy()}, TypeError, "must be a tensor"),
 ]
 

@@ -166,6 +166,15 @@ def check_norm(fn: str, norm_type: object) -> float:
     return int(norm_type) if isinstance(norm_type, Integral) else float(norm_type)
 
 
+def check_integer_norm(fn: str, norm: int) -> None:
+    """The power of integers that stay integers."""
+    if not 0 < norm <= LIMIT:
+        raise ValueError(
+            f"{fn}: norm_type must be from 1 to {LIMIT} for integers to an integer power; "
+            f"got norm_type={norm}"
+        )
+
+
 def check_ratio(fn: str, output_ratio: object, n: int) -> tuple[float, ...]:
     """One ratio per axis; what it may be at most, the window that has to fit says."""
     ratios: tuple[Any, ...] = (

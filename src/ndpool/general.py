@@ -131,7 +131,7 @@ def pool(
     """
     reduction = find("pool", reduce)
     room = room_of("pool", x, "x")
-    if divisor_override is not None and not reduction.divides:
+    if divisor_override is not None and (reduction.norm or not reduction.divides):
         raise ValueError(f"pool: divisor_override is for averages; got it with reduce={reduce!r}")
     at = normalize_axes("pool", axes, len(x.shape), _count("pool", "window", window, axes))
     arguments = (window, stride, padding, dilation, ceil_mode, count_include_pad)

@@ -68,9 +68,12 @@ def _plan_of(fn: str, sizes: tuple[int, ...], windows: Sequence[int]) -> geometr
 
 
 def taps_of(fn: str, sizes: Sequence[int], windows: Sequence[int]) -> int:
-    """The elements of a whole window, of the largest adaptive one; that needs sizes that are numbers."""
+    """The elements of a window, 0 where adaptive windows differ; those need sizes that are numbers."""
     n = len(sizes)
-    return prod(windows[:n]) if len(windows) > n else _plan_of(fn, tuple(map(int, sizes)), windows).taps
+    if len(windows) > n:
+        return prod(windows[:n])
+    plan = _plan_of(fn, tuple(map(int, sizes)), windows)
+    return 0 if plan.norm_divisor else plan.taps
 
 
 def _outs(x: Tensor, axes: Sequence[int], fn: str, windows: Sequence[int]) -> Sequence[int]:

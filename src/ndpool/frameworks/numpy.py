@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ndpool import geometry
 from ndpool._arguments import (
-    LIMIT,
     check_divisor,
+    check_integer_norm,
     check_overlap,
     check_rank,
     check_samples,
@@ -153,10 +153,7 @@ def _integer_norm(
     fn: str, plan: Plan, x: NDArray[Any], axes: tuple[int, ...], dtype: Any, out: Any, divisor: int, norm: int
 ) -> Any:
     """Integers to an integer power: powers and their mean stay integers, as in PyTorch; the root is float."""
-    if not 0 < norm <= LIMIT:
-        raise ValueError(
-            f"{fn}: norm_type must be positive for integers to an integer power; got norm_type={norm}"
-        )
+    check_integer_norm(fn, norm)
     result = _result_dtype(fn, REDUCTIONS["lp"], _CODES[x.dtype], x.dtype, dtype)
     note_copy("powers of the input")
     powers = (x if x.dtype == np.uint64 else x.astype(np.int64)) ** norm

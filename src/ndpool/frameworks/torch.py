@@ -26,6 +26,7 @@ from ndpool import geometry
 from ndpool._arguments import (
     check_divisor,
     check_int,
+    check_integer_norm,
     check_ints,
     check_overlap,
     check_padding,
@@ -173,7 +174,8 @@ def pool(
     if out is not None and differentiated(x):
         raise ValueError(f"{fn}: out must not be given where a derivative or a transform is at work")
     shape = kernels.with_sizes(x.shape, axes, plan.out)
-    return _convert(fn, run, x, shape, plan.taps, reduction, return_indices, dtype, out, divisor, norm)
+    taps = 0 if plan.norm_divisor else plan.taps
+    return _convert(fn, run, x, shape, taps, reduction, return_indices, dtype, out, divisor, norm)
 
 
 def _differentiable(
@@ -251,15 +253,13 @@ def _writable(target: Tensor, x: Tensor) -> bool:
 
 def _integer_norm(fn: str, run: Run, x: Tensor, taps: int, norm: int) -> Tensor:
     """Integers to an integer power: powers and their mean stay integers, as in PyTorch; the root is float."""
-    if norm < 0:
-        raise ValueError(
-            f"{fn}: norm_type must be positive for integers to an integer power; got norm_type={norm}"
-        )
+    check_integer_norm(fn, norm)
     unsigned = x.dtype is torch.uint64  # which has no arithmetic in PyTorch: its bits do it as int64's
     powers = (x.view(torch.int64) if unsigned else x.to(torch.int64)) ** norm
     powers = powers.view(torch.uint64) if unsigned else powers
-    means = run(powers, REDUCTIONS["avg"], False, powers.dtype, 0, 0.0)
-    sums: Tensor = (means.view(torch.int64) * taps).view(powers.dtype)
+    sums: Tensor = run(powers, REDUCTIONS["avg" if taps else "sum"], False, powers.dtype, 0, 0.0)
+    if taps:
+        sums = (sums.view(torch.int64) * taps).view(powers.dtype)
     return sums.to(torch.float64) ** (1 / norm)
 
 
