@@ -7,8 +7,6 @@ processes, which say what they are about to do.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from itertools import count, pairwise, product
@@ -20,7 +18,7 @@ from cases import DTYPES
 from fences import ENDS, Layout, Memory, packed, poisoned_results
 from fuzz.case import given
 from fuzz.check import check
-from helpers import hard_values, small
+from helpers import hard_values, run_child, small
 from ndpool._native import core
 from oracle import is_float
 
@@ -109,20 +107,13 @@ def test_nothing_beside_an_array_is_touched(isa, end):
     failures, begin = [], 0
     while len(failures) < 10:
         code = f"import test_fences; test_fences.sweep({isa!r}, {end!r}, {begin})"
-        child = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = child.stdout.splitlines()
+        status, lines, errors = run_child(code)
         failures += [f"{case}\n    {told}" for case, told in pairwise(lines) if told[:6] == "failed"]
         if lines and lines[-1] == "done":
             break
-        assert lines, child.stderr
+        assert lines, errors
         begin = 1 + int(next(line for line in reversed(lines) if line[:6] != "failed").split()[0])
-        failures.append(f"{lines[-1]}\n    exit status {child.returncode}: {child.stderr[-500:]}")
+        failures.append(f"{lines[-1]}\n    exit status {status}: {errors[:500]}")
     assert not failures, "\n".join(failures)
 
 
@@ -130,19 +121,12 @@ def test_nothing_beside_an_array_is_touched(isa, end):
 @pytest.mark.parametrize("end", ENDS)
 def test_fences_hold(end):
     """A process that reads beside an array is ended, one that reads inside is not."""
-    code = """
-import ctypes, faulthandler, sys
-from fences import Memory
-memory = Memory((16,), "f4", None, sys.argv[1])
-ctypes.string_at(memory.array.ctypes.data + int(sys.argv[2]), 1)
-"""
     for at, ended in ((64 if end == "behind" else -1, True), (63 if end == "behind" else 0, False)):
-        child = subprocess.run(
-            [sys.executable, "-c", code, end, str(at)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            check=False,
+        code = (
+            f"import ctypes, fences; memory = fences.Memory((16,), 'f4', None, {end!r}); "
+            f"ctypes.string_at(memory.array.ctypes.data + {at}, 1)"
         )
-        assert (child.returncode < 0) == ended
+        assert (run_child(code)[0] < 0) == ended
 
 
 def test_changed_bytes_are_seen():
