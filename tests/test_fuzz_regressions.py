@@ -107,7 +107,7 @@ FOUND: dict[str, tuple[Any, ...]] = {
         "f4",
         (2, 3, 7, 9),
         {"kernel_size": 3, "stride": 1, "padding": 1},
-        None,
+        steps(1, 1, 1, 2),
         gaps(0, 3, 0, 0),
     ),
     "out with a gap": (
