@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from typing import Any
 
 from fuzz.work import case_seed
@@ -25,12 +25,12 @@ SHOWN = 25  # failures reported in full
 class Worker:
     """A child process and what is known of it."""
 
-    def __init__(self, seed: int, first: int, step: int, stop: int) -> None:
+    def __init__(self, module: str, seed: int, first: int, step: int, stop: int) -> None:
         self.seed, self.step, self.stop = seed, step, stop
         self.number, self.case = first - step, ""  # the case that runs
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fuzz.work", *map(str, (seed, first, step, stop))],
+            [sys.executable, "-m", module, *map(str, (seed, first, step, stop))],
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env=os.environ | {"MALLOC_PERTURB_": "165"},
@@ -38,6 +38,7 @@ class Worker:
         assert self.process.stdout is not None
         os.set_blocking(self.process.stdout.fileno(), False)
         self.rest = b""
+        self.recent: deque[int] = deque(maxlen=30)
         self.moved = time.monotonic()
 
     def lines(self) -> tuple[list[str], bool]:
@@ -48,11 +49,6 @@ class Worker:
         self.moved = time.monotonic()
         return [line.decode() for line in whole], not found
 
-    def last_words(self) -> str:
-        """The end of what it wrote to its standard error."""
-        self.errors.seek(0)
-        return self.errors.read().partition("Extension modules")[0][-2000:]
-
     def end(self) -> int:
         """End the process if it still runs; its exit status."""
         if self.process.poll() is None:
@@ -60,14 +56,18 @@ class Worker:
         status = self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+        self.errors.seek(0)
+        self.last_words = self.errors.read().partition("Extension modules")[0][-2000:]
+        self.errors.close()
         return status
 
 
 class Run:
     """All workers of a run, the counts and the failures."""
 
-    def __init__(self, seed: int, seconds: float, cases: int | None, workers: int, ignore: str) -> None:
+    def __init__(self, seed: int, seconds: float, cases: int | None, workers: int, ignore: str = "") -> None:
         self.ignore, self.ignored = ignore, 0
+        self.module, self.hang = "fuzz.work", HANG
         self.seed, self.seconds, self.n_workers = seed, seconds, workers
         self.stop = cases if cases is not None else 1 << 62
         self.counts: dict[str, Counter[str]] = defaultdict(Counter)
@@ -78,7 +78,7 @@ class Run:
     def start(self, first: int) -> None:
         """A new worker from this case on."""
         if first < self.stop:
-            worker = Worker(self.seed, first, self.n_workers, self.stop)
+            worker = Worker(self.module, self.seed, first, self.n_workers, self.stop)
             self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
 
     def fail(self, worker: Worker, told: str) -> None:
@@ -100,6 +100,7 @@ class Run:
             if word == "begin":
                 number, _, worker.case = rest.partition(" ")
                 worker.number = int(number)
+                worker.recent.append(case_seed(self.seed, worker.number))
             elif word == "end":
                 self.cases += 1
                 told: dict[str, Any] = json.loads(rest)
@@ -117,9 +118,24 @@ class Run:
             return
         kind = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         self.cases += 1
-        self.fail(worker, why or f"the process ended with {kind}\n{worker.last_words()}")
+        if not why:
+            why = f"the process ended with {kind}\n{worker.last_words}{self.again(worker)}"
+        self.fail(worker, why)
         if worker.number >= 0:
             self.start(worker.number + worker.step)
+
+    def again(self, worker: Worker) -> str:
+        """Whether a case that ended its process does so alone; if not, memory was damaged before it."""
+        alone = Worker(self.module, self.seed, worker.number, 1, worker.number + 1)
+        try:
+            status = alone.process.wait(self.hang)
+        except subprocess.TimeoutExpired:
+            return "    alone it does not end"
+        finally:
+            alone.end()
+        if status:
+            return "    so it does alone"
+        return f"    alone it does not; cases before it: {' '.join(map(str, worker.recent))}"
 
     def run(self) -> None:
         """Until the time is over or all cases are done."""
@@ -131,8 +147,8 @@ class Run:
                 if not self.read(key.data):
                     self.lost(key.data)
             for key in list(self.selector.get_map().values()):
-                if time.monotonic() - key.data.moved > HANG:
-                    self.lost(key.data, f"no progress for {HANG:.0f} seconds")
+                if time.monotonic() - key.data.moved > self.hang:
+                    self.lost(key.data, f"no progress for {self.hang:.0f} seconds")
         for key in list(self.selector.get_map().values()):
             key.data.end()
         self.report(time.monotonic() - begun)

@@ -316,6 +316,8 @@ def _draw_surroundings(rng: Rng, case: Case, isas: int) -> None:
     case.layer = case.function not in GENERAL and chance(rng, 0.1)
     unknown = {"dtype", "divisor_override"} | ({"padding"} if case.reduce == "lp" else set())
     case.layer = case.layer and not unknown & {*case.kwargs}
+    if case.layer and case.reduce == "lp":  # PyTorch's layers take the power as a float
+        case.norm = case.kwargs["norm_type"] = float(case.norm)
     case.readonly = numpy and chance(rng, 0.05)
     case.swapped = numpy and case.dtype.itemsize > 1 and case.dtype.kind in "iuf" and chance(rng, 0.02)
     case.result_end = pick(rng, [*ENDS, ""])

@@ -62,7 +62,7 @@ def broken(rng: Rng, case: Case, x: Any, indices: Any) -> tuple[Any, Any, dict[s
         options = [values[..., None, None, None, None], values.astype(np.complex64), values.reshape(-1)]
         options += [[[1.0, 2.0]], None, "x", values[..., :0], np.float32(3), values.astype(object)]
         if case.layer and case.framework == "torch":
-            options = options[:3]  # a module hands what is no tensor to PyTorch
+            options = [options[0], options[2]]  # what it does not know, a module hands to PyTorch
         chosen = pick(rng, options)
         numeric = isinstance(chosen, np.ndarray) and chosen.dtype != object
         x = convert(chosen, case.framework) if numeric else chosen

@@ -12,22 +12,20 @@ from fuzz.work import one, prepare
 from oracle import Array
 
 
-def array_code(name: str, values: Array, layout: Any, framework: str) -> str:
-    """Lines that make an array of these values and strides."""
-    dtype = f"np.{values.dtype.name}" if values.dtype.name != "bfloat16" else "ml_dtypes.bfloat16"
+def array_code(name: str, values: Array, layout: Any, framework: str, filled: bool = True) -> str:
+    """Lines that make an array of this shape, dtype and strides, and fill it with the values."""
+    real = values.dtype.kind not in "iub"
+    dtype = "ml_dtypes.bfloat16" if values.dtype.name == "bfloat16" else f"np.{values.dtype.name}"
     strides = layout.strides(values.shape, values.dtype.itemsize)
     reach = [(size - 1) * step for size, step in zip(values.shape, strides, strict=True)]
     first = -sum(r for r in reach if r < 0) + layout.shift
     total = first + sum(r for r in reach if r > 0) + values.dtype.itemsize
-    data = (
-        values.astype(np.float64).ravel().tolist()
-        if values.dtype.kind not in "iub"
-        else values.ravel().tolist()
-    )
     lines = [
-        f"{name} = np.ndarray({values.shape}, {dtype}, np.zeros({total}, np.uint8).data, {first}, {strides})",
-        f"{name}[...] = np.array({data}).astype({dtype}).reshape({values.shape})",
+        f"{name} = np.ndarray({values.shape}, {dtype}, np.zeros({total}, np.uint8).data, {first}, {strides})"
     ]
+    if filled:
+        data = (values.astype(np.float64) if real else values).ravel().tolist()
+        lines.append(f"{name}[...] = np.array({data}).astype({dtype}).reshape({values.shape})")
     if framework == "torch":
         bf16 = values.dtype.name == "bfloat16"
         view = ".view(np.int16)).view(torch.bfloat16)" if bf16 else ")"
@@ -53,7 +51,18 @@ def program(case: Case) -> str:
             arguments.append(f"dtype={'torch' if case.framework == 'torch' else 'np'}.{value}")
         else:
             arguments.append(f"{key}={value!r}")
-    lines.append(f"print(ndpool.{case.function}({', '.join(arguments)}))")
+    call = f"ndpool.{case.function}({', '.join(arguments)}"
+    lines.append(f"print({call}))")
+    if case.out:
+        from fuzz.check import expected
+
+        want = expected(case)
+        targets = [want.values] + [want.indices] * bool(case.kwargs.get("return_indices"))
+        names = ["out", "out_indices"][: len(targets)]
+        for name, target, layout in zip(names, targets, case.out, strict=False):
+            lines.append(array_code(name, target, layout, case.framework, filled=False))
+        given = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        lines.append(f"print({call}, out={given}))")
     return "\n".join(lines)
 
 

@@ -32,6 +32,7 @@ def prepare() -> int:
     """Load everything; return the number of instruction sets."""
     import torch
 
+    from fences import poisoned_results
     from ndpool._native import core
 
     faulthandler.enable(all_threads=False)
@@ -39,7 +40,8 @@ def prepare() -> int:
     torch.set_num_threads(1)  # the references are small; ndpool's threads are its own
     if hasattr(core, "set_serial_bytes"):
         core.set_serial_bytes(1)  # threads for small arrays, too
-    limit_memory()
+    with poisoned_results():  # PyTorch imports much for it
+        limit_memory()
     return len(core.isa_names())
 
 

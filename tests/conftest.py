@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from fences import poisoned_results
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_torch_thread() -> Iterator[None]:
@@ -18,3 +20,10 @@ def one_torch_thread() -> Iterator[None]:
     yield
     if torch:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Results that the package allocates hold a pattern, so that an element nobody wrote is seen."""
+    with poisoned_results():
+        yield

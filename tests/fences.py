@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ndpool import _native
+
 Array = np.ndarray[Any, Any]
 POISON = 0xA5
 PAGE = mmap.PAGESIZE
@@ -183,8 +185,9 @@ def poisoned_results(end: Callable[[], str] = lambda: "") -> Iterator[None]:
 
     NumPy's are placed beside fences where `end` names a side.
     """
-    from ndpool.frameworks import numpy as framework
-
+    framework: Any = SimpleNamespace(np=np)  # without a compiled core there are only tensors
+    if _native.BUILT:
+        from ndpool.frameworks import numpy as framework
     names = ("empty", "empty_like")
     torch = sys.modules.get("torch")
     before = framework.np

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import mmap
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ import gpu_draws
 import ndpool
 import ndpool.torch
 import oracle
+from fences import pages, poisoned_results
 from ndpool import _explain, geometry
 from ndpool._triton import backward, launch, parts, strip
 from ndpool._triton import kernels as triton_sources
@@ -64,9 +64,9 @@ def triton_kernels():
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory():
-    """An element that no kernel wrote is NaN, or the largest integer."""
-    with gpu_draws.poisoned():
+def poisoned():
+    """New tensors hold NaN or extremes, so that an element nobody wrote is seen."""
+    with poisoned_results():
         yield
 
 
@@ -296,21 +296,13 @@ class Fenced:
     """Tensors in memory of their own, flush with a page that nobody may touch: in front of them or behind."""
 
     def __init__(self, behind):
-        self._libc, self._behind = ctypes.CDLL(None), behind
-        self._libc.mmap.restype = ctypes.c_void_p
-        self._libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        self._libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._behind = behind
 
     def like(self, x):
-        """Uninitialised memory with the tensor's shape, strides and dtype."""
-        page = mmap.PAGESIZE
-        pages = -(-max(1, x.nbytes) // page) * page
-        both, private = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        at = self._libc.mmap(None, pages + 2 * page, both, private, -1, 0)
-        for fence in (at, at + page + pages):
-            assert self._libc.mprotect(fence, page, 0) == 0
-        start = at + page + (pages - x.nbytes if self._behind else 0)
-        flat = torch.frombuffer((ctypes.c_char * x.nbytes).from_address(start), dtype=x.dtype)
+        """Poisoned memory with the tensor's shape, strides and dtype."""
+        inside = pages(x.nbytes)
+        offset = len(inside) - x.nbytes if self._behind else 0
+        flat = torch.frombuffer(inside.data, dtype=x.dtype, count=x.numel(), offset=offset)
         return flat.as_strided(x.shape, x.stride())
 
     def empty(self, x, shape, dtype, channels_last):

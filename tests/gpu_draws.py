@@ -24,16 +24,6 @@ REDUCTIONS = ("max", "min", "avg", "sum", "lp")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
 
 
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """PyTorch fills new memory with NaN, or with an integer type's largest value."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    assert torch.empty(1).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(before)
-
-
 @dataclass
 class Draw:
     """A call of `pool` or `adaptive_pool`, its input as laid out in memory, and the oracle's windows."""

@@ -131,3 +131,15 @@ def plans(windows: Any, sizes: tuple[int, ...]) -> tuple[geometry.Plan, Plan]:
     return geometry.sliding("f", sizes, kernel, *rest, strict=False), oracle.sliding_plan(
         sizes, [kernel] * n, *rest
     )
+
+
+def run_child(code: str) -> tuple[int, list[str], str]:
+    """Exit status, lines and error output of a fresh interpreter, which may crash."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines(), done.stderr

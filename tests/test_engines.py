@@ -15,7 +15,7 @@ import ndpool
 from ndpool._native import core
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("poisoned")]
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32]
 SLIDING = [

@@ -7,8 +7,6 @@ processes, which say what they are about to do.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from itertools import count, pairwise, product
@@ -20,7 +18,7 @@ from cases import DTYPES
 from fences import ENDS, Layout, Memory, packed, poisoned_results
 from fuzz.case import given
 from fuzz.check import check
-from helpers import hard_values, small
+from helpers import hard_values, run_child, small
 from ndpool._native import core
 from oracle import is_float
 
@@ -34,10 +32,16 @@ CALLS = [  # function, shape, arguments
     ("max_pool2d", (2, 9, 9, 15), {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}),
     ("max_pool2d", (1, 2, 21, 40), {"kernel_size": 9, "stride": 1, "padding": 4}),
     ("max_pool2d", (1, 3, 13, 19), {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 2}),
+    ("max_pool2d", (1, 3, 9, 19), {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}),
+    ("max_pool2d", (1, 2, 20, 33), {"kernel_size": 17, "stride": 1, "padding": 8}),  # offsets of four bytes
+    ("max_pool2d", (1, 33, 6, 7), {"kernel_size": 3, "stride": 1, "padding": 1}),  # channels for vectors
+    ("max_pool2d", (2, 65, 5, 4), {"kernel_size": 2}),
     ("max_pool3d", (2, 2, 4, 5, 9), {"kernel_size": 2, "stride": 1}),
     ("avg_pool1d", (2, 5, 65), {"kernel_size": 5, "stride": 1, "padding": 1}),
     ("avg_pool2d", (2, 3, 7, 9), {"kernel_size": 3, "stride": 1, "padding": 1}),
     ("avg_pool2d", (2, 17, 8, 16), {"kernel_size": 2}),
+    ("avg_pool2d", (1, 33, 6, 7), {"kernel_size": 3, "stride": 1, "padding": 1}),
+    ("avg_pool2d", (1, 1, 9, 300), {"kernel_size": 5, "stride": 1, "padding": 2}),
     ("avg_pool2d", (1, 2, 21, 40), {"kernel_size": 7, "stride": 1, "padding": 3}),
     ("avg_pool3d", (1, 3, 4, 5, 17), {"kernel_size": 3, "stride": 2, "padding": 1}),
     ("lp_pool2d", (2, 3, 9, 17), {"norm_type": 2.0, "kernel_size": 3, "stride": 2}),
@@ -109,20 +113,13 @@ def test_nothing_beside_an_array_is_touched(isa, end):
     failures, begin = [], 0
     while len(failures) < 10:
         code = f"import test_fences; test_fences.sweep({isa!r}, {end!r}, {begin})"
-        child = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = child.stdout.splitlines()
+        status, lines, errors = run_child(code)
         failures += [f"{case}\n    {told}" for case, told in pairwise(lines) if told[:6] == "failed"]
         if lines and lines[-1] == "done":
             break
-        assert lines, child.stderr
+        assert lines, errors
         begin = 1 + int(next(line for line in reversed(lines) if line[:6] != "failed").split()[0])
-        failures.append(f"{lines[-1]}\n    exit status {child.returncode}: {child.stderr[-500:]}")
+        failures.append(f"{lines[-1]}\n    exit status {status}: {errors[:500]}")
     assert not failures, "\n".join(failures)
 
 
@@ -130,19 +127,12 @@ def test_nothing_beside_an_array_is_touched(isa, end):
 @pytest.mark.parametrize("end", ENDS)
 def test_fences_hold(end):
     """A process that reads beside an array is ended, one that reads inside is not."""
-    code = """
-import ctypes, faulthandler, sys
-from fences import Memory
-memory = Memory((16,), "f4", None, sys.argv[1])
-ctypes.string_at(memory.array.ctypes.data + int(sys.argv[2]), 1)
-"""
     for at, ended in ((64 if end == "behind" else -1, True), (63 if end == "behind" else 0, False)):
-        child = subprocess.run(
-            [sys.executable, "-c", code, end, str(at)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            check=False,
+        code = (
+            f"import ctypes, fences; memory = fences.Memory((16,), 'f4', None, {end!r}); "
+            f"ctypes.string_at(memory.array.ctypes.data + {at}, 1)"
         )
-        assert (child.returncode < 0) == ended
+        assert (run_child(code)[0] != 0) == ended
 
 
 def test_changed_bytes_are_seen():

@@ -13,6 +13,7 @@ import pytest
 import cases
 import ndpool
 
+pytestmark = pytest.mark.usefixtures("poisoned")
 DRAWS = 1100  # per function: 22,000 in all
 
 

@@ -31,6 +31,7 @@ from ndpool import geometry
 from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
+pytestmark = pytest.mark.usefixtures("poisoned")
 FLOATS = HALVES + SINGLES
 
 

@@ -31,7 +31,11 @@ from test_oracle import spoiled  # noqa: E402
 # The first forward-mode derivative of a process makes PyTorch import something that it has deprecated, and
 # PyTorch 2.6's gradcheck calls something of the kind.
 DEPRECATED = ("ignore:`torch.jit:DeprecationWarning", "ignore:Please use `torch.vmap`:FutureWarning")
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings(*DEPRECATED)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings(*DEPRECATED),
+    pytest.mark.usefixtures("poisoned"),
+]
 F = torch.nn.functional
 DRAWS = 1000  # per function, that PyTorch answers: 20,000 in all
 GRADIENTS = 300  # per function: 6,000 in all
