@@ -516,24 +516,52 @@ bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::ve
   return true;
 }
 
-// The memory of an array whose layout is known: an object with a buffer, a tensor, or none.
+// Shape and strides that an array must have, as another thread may have changed them since they were looked up.
+class Layout {
+public:
+  Layout() = default;
+  Layout(const Buffer& buffer, int64_t item) : item_(item), ndim_(buffer.ndim()) {
+    for (int a = 0; a < ndim_; ++a) shape_[a] = buffer.shape(a), stride_[a] = buffer.stride(a);
+  }
+
+  // `unit`: bytes that a stride counts.
+  template <class N> bool fits(int64_t item, int ndim, const N* shape, const N* stride, int64_t unit) const {
+    if (item != item_ || ndim != ndim_ || (ndim && !stride)) return false;
+    for (int a = 0; a < ndim; ++a)
+      if (shape[a] != shape_[a] || (shape[a] > 1 && stride[a] * unit != stride_[a])) return false;
+    return true;
+  }
+
+private:
+  int64_t item_ = 0;
+  int ndim_ = 0;
+  int64_t shape_[max_lead + max_axes], stride_[max_lead + max_axes];
+};
+
+// The memory of an array whose layout is known: an object with a buffer, a tensor, or none. An array of another layout
+// has none.
 class Memory {
 public:
-  Memory(nb::handle object, int64_t bytes, bool writable) {
+  Memory(nb::handle object, int64_t bytes, bool writable, const Layout* layout) {
     if (object.is_none()) return;
     if (PyObject_CheckBuffer(object.ptr())) {
       if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
         throw nb::python_error();
       held_ = true;
-      data_ = static_cast<char*>(view_.buf);
-      if (view_.len == bytes) return;
-      PyBuffer_Release(&view_);
-      fault("a buffer does not have the size it was announced with");
+      if (!layout && view_.len != bytes) {
+        PyBuffer_Release(&view_);
+        fault("a buffer does not have the size it was announced with");
+      }
+      if (!layout || layout->fits(view_.itemsize, view_.ndim, view_.shape, view_.strides, 1))
+        data_ = static_cast<char*>(view_.buf);
+      return;
     }
     if (exchange.reads(object.ptr())) {
       Tensor tensor;
       if (exchange.read(object.ptr(), &tensor)) throw nb::python_error();
-      data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
+      const int64_t item = tensor.bits / 8;
+      if (!layout || layout->fits(item, tensor.ndim, tensor.shape, tensor.strides, item))
+        data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
     } else {
       data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
     }
@@ -569,15 +597,19 @@ public:
     const Buffer* buffers[] = {&xb, &yb, extra};
     items_[0] = items_[1] = item_size(dtype);
     items_[2] = item_size(extra_types[extra_kind]);
+    layouts_[0] = Layout(xb, items_[0]);
+    layouts_[1] = Layout(yb, items_[1]);
     for (int i = 0; i < 3 && buffers[i]; ++i) {
       bytes_[i] = items_[i];
       for (int a = 0; a < xb.ndim(); ++a) bytes_[i] *= buffers[i]->shape(a);
     }
   }
 
-  // Whether it was done: memory that is missing or misaligned is left to others.
+  // Whether it was done: memory that is missing, misaligned or laid out in another way is left to others. Offsets are
+  // packed, whatever their shape.
   bool run(nb::handle x, nb::handle y, nb::handle extra) {
-    const Memory xm(x, bytes_[0], false), ym(y, bytes_[1], true), em(extra, bytes_[2], true);
+    const Memory xm(x, bytes_[0], false, &layouts_[0]), ym(y, bytes_[1], true, &layouts_[1]),
+        em(extra, bytes_[2], true, nullptr);
     const char* data[] = {xm.data(), ym.data(), em.data()};
     for (int i = 0; i < (work_.p.extra == Extra::none ? 2 : 3); ++i)
       if (!data[i] || reinterpret_cast<std::uintptr_t>(data[i]) % items_[i]) return false;
@@ -600,6 +632,7 @@ private:
       nullptr;  // the instruction set of the kernel; layouts alone decide which kernel it is
   Kernel kernel_;
   int64_t items_[3], bytes_[3] = {};
+  Layout layouts_[2];
 };
 
 // A stack of flat planes: leading axes, and pooled axes that step through memory evenly.

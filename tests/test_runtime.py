@@ -21,7 +21,7 @@ import ndpool
 from cases import LAYOUTS
 from helpers import hard_values, run_python, small
 from ndpool import geometry
-from ndpool._native import core
+from ndpool._native import core, core_plan
 from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
@@ -354,7 +354,7 @@ def test_threads_forks_and_sets_at_once():
     code = """
 import os, random, sys, threading
 import numpy as np, ndpool
-from ndpool._native import core
+from ndpool._native import core, core_plan
 
 rng = np.random.default_rng(0)
 x = rng.integers(-8, 9, (4, 4, 150, 230)).astype(np.float32)
@@ -523,6 +523,21 @@ def test_a_long_call_hears_signals(case, threads):
     assert run_python(code, timeout=600, NDPOOL_NUM_THREADS=threads).split() == ["True"] * 4
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_pieces_of_a_long_call_are_the_whole(threads):
+    """Calls of the main thread are done in pieces, those of another thread are not: the same bits."""
+    ndpool.set_num_threads(threads)
+    x = np.random.default_rng(0).random((3, 8, 1100, 700)).astype(np.float32)
+    calls = {
+        "max": lambda x: ndpool.max_pool2d(x, 5, 2, 2),
+        "indices": lambda x: ndpool.max_pool2d(x, 4, 3, return_indices=True)[1],
+        "avg": lambda x: ndpool.avg_pool2d(x, 9, 1, 4),
+        "dilated": lambda x: ndpool.pool(x, (9, 9), stride=1, dilation=3, reduce="min"),
+    }
+    with ThreadPoolExecutor(1) as other:
+        assert digest(calls, x) == other.submit(digest, calls, x).result()
+
+
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_a_signal_handler_may_pool(threads):
     """In the middle of a call, as often as it is called; both results are right."""
@@ -571,6 +586,27 @@ changing.join()
 print("done")
 """
     assert run_python(code, timeout=600, NDPOOL_NUM_THREADS=threads).split() == ["done"]
+
+
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
+def test_a_prepared_call_refuses_other_layouts(kind):
+    """Another thread may change an array between the look-up of a call and its run."""
+    library = pytest.importorskip(kind)
+    plan = core_plan(geometry.sliding("f", (4, 6), 2, 2, 0, 1, False, strict=False))
+    run = core.Call(
+        plan, REDUCTIONS["max"].op, (0, (4, 6), (6, 1)), (0, (2, 3), (3, 1)), 12, (0, 1), 0, False, False
+    ).run
+    make = partial(library.zeros, dtype=library.float64)
+    x, y = make((4, 6)), make((2, 3))
+    ndpool.max_pool2d(x[None], 2)  # PyTorch's exchange of tensors is set up
+    assert run(x, y, None)
+    row = library.broadcast_to(make((1, 6)), (4, 6))
+    others = [row, make((8, 6))[::2], make((6, 4)).T, make((4, 12))[:, ::2], make((24,)), make((1, 4, 6))]
+    others += [make((3, 6)), make((4, 7))[:, :5], library.zeros((4, 6), dtype=library.float32)]
+    for other in others:
+        assert not run(other, y, None)
+    for other in (make((3, 2)).T, make((6,)), make((2, 6))[:, ::2], make((1, 3))):
+        assert not run(x, other, None)
 
 
 def test_the_first_index_out_of_range_is_named():
