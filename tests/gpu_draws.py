@@ -6,8 +6,6 @@ has while they run, so an element that no kernel wrote is seen. Answers are thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any

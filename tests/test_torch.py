@@ -839,6 +839,91 @@ def test_fractional_samples_that_pytorch_refuses(n, batch):
         assert str(got.value) == str(wanted.value)
 
 
+def freed(*shape, dtype=torch.float32, left=0):
+    x = torch.zeros(shape, dtype=dtype)
+    x.untyped_storage().resize_(left)
+    return x
+
+
+def freed_view():
+    x = torch.rand(2, 3, 8, 8)
+    view = x[1:]  # whose address is not null
+    x.untyped_storage().resize_(0)
+    return view
+
+
+FREED = {
+    "small": lambda: ndpool.max_pool2d(freed(1, 3, 4, 4), 2),
+    "large": lambda: ndpool.max_pool2d(freed(2, 3, 64, 64), 2),
+    "average": lambda: ndpool.avg_pool2d(freed(1, 3, 4, 4), 2),
+    "norm": lambda: ndpool.lp_pool2d(freed(1, 3, 4, 4), 2, 2),
+    "indices": lambda: ndpool.max_pool2d(freed(1, 3, 4, 4), 2, return_indices=True),
+    "general": lambda: ndpool.pool(freed(4, 4), (2, 2), axes=(1, 0)),
+    "adaptive": lambda: ndpool.adaptive_pool(freed(4, 4), (2, 2), reduce="sum"),
+    "trained": lambda: ndpool.max_pool2d(freed(1, 3, 4, 4).requires_grad_(), 2),
+    "trained with indices": lambda: ndpool.max_pool2d(
+        freed(1, 3, 4, 4).requires_grad_(), 2, return_indices=True
+    ),
+    "view": lambda: ndpool.max_pool2d(freed_view(), 2),
+    "cut": lambda: ndpool.max_pool2d(freed(2, 3, 64, 64, left=400), 2),
+    "out": lambda: ndpool.max_pool2d(torch.rand(1, 3, 4, 4), 2, out=freed(1, 3, 2, 2)),
+    "gradient": lambda: ndpool.max_pool2d(leaf(1, 3, 4, 4), 2).backward(freed(1, 3, 2, 2)),
+    "gradient of averages": lambda: ndpool.avg_pool2d(leaf(1, 3, 4, 4), 2).backward(freed(1, 3, 2, 2)),
+    "other gradient": lambda: ndpool.pool(leaf(4, 4), (2, 2), axes=(1, 0)).backward(freed(2, 2)),
+    "unpooled": lambda: ndpool.max_unpool2d(freed(1, 3, 2, 2), torch.zeros(1, 3, 2, 2, dtype=torch.int64), 2),
+    "unpooled indices": lambda: ndpool.max_unpool2d(
+        torch.rand(1, 3, 2, 2), freed(1, 3, 2, 2, dtype=torch.int64), 2
+    ),
+    "fractional": lambda: ndpool.fractional_max_pool2d(freed(1, 3, 8, 8), 2, 3),
+    "operator": lambda: torch.ops.ndpool.pool_indices(freed(4, 4), [0, 1], "pool", "max", [2, 2]),
+}
+
+
+def leaf(*shape):
+    return torch.rand(shape, requires_grad=True)
+
+
+@pytest.mark.parametrize("entry", FREED)
+def test_freed_memory_is_not_touched(entry):
+    """A storage of no bytes, or of too few, under a tensor that has elements."""
+    # The calls of this shape are known before, where they are remembered.
+    ndpool.max_pool2d(torch.rand(1, 3, 4, 4), 2), ndpool.avg_pool2d(torch.rand(1, 3, 4, 4), 2)
+    with pytest.raises(ValueError, match=r"a tensor's memory was freed or cut; its storage has \d+ bytes"):
+        FREED[entry]()
+
+
+def test_empty_tensors_need_no_memory():
+    for x in (torch.zeros(0, 3, 4, 4), freed(0, 3, 4, 4), torch._efficientzerotensor((1, 3, 4, 4))):
+        assert not ndpool.max_pool2d(x, 2).any()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "ndpool.adaptive_avg_pool2d(x, 512)",
+        "ndpool.adaptive_max_pool2d(x, 512, return_indices=True)",
+        "ndpool.adaptive_avg_pool2d(x.requires_grad_(), 512)",
+        "ndpool.adaptive_pool(x, (512, 512), reduce='sum')",
+        "ndpool.max_unpool2d(x, torch.zeros_like(x, dtype=torch.int64), 512)",
+    ],
+)
+def test_lack_of_memory_is_a_memory_error(call):
+    """As on NumPy, and PyTorch's RuntimeError too; in the name of the function."""
+    name = call[7 : call.index("(")]
+    run_python(
+        "import resource, torch, ndpool\n"
+        "torch.set_num_threads(1)\n"
+        "ndpool.max_pool2d(torch.rand(1, 4, 4), 2)\n"
+        "x = torch.rand(1, 1, 4, 4).expand(64, 64, 4, 4)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)\n"
+        f"try: {call}\n"
+        "except MemoryError as error:\n"
+        f"    assert isinstance(error, RuntimeError) and str(error).startswith('{name}: '), error\n"
+        "else: raise AssertionError('no error')\n"
+    )
+
+
 X = torch.rand(1, 2, 6, 6)
 AT = torch.zeros(1, 2, 6, 6, dtype=torch.int64)
 WRONG = [

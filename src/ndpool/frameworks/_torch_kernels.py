@@ -115,8 +115,28 @@ def with_sizes(shape: Any, axes: Any, sizes: Any) -> Any:
     return tuple(result)
 
 
+class FreedError(ValueError):
+    """A tensor whose storage is smaller than its elements; the public functions add their name."""
+
+
+def extent(x: Tensor) -> int:
+    """The bytes from the first element of a tensor to its last."""
+    return (sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) + 1) * x.itemsize
+
+
+def check_memory(x: Tensor, needed: int | None = None) -> None:
+    """That storage lies under every element: anybody can give it back, or shrink it, under a tensor."""
+    size = x.untyped_storage().nbytes()
+    bytes_needed = (extent(x) if needed is None else needed) + x.storage_offset() * x.itemsize
+    if size < bytes_needed and x.numel() and not x._is_zerotensor():
+        raise FreedError(
+            f"a tensor's memory was freed or cut; its storage has {size} bytes (limit: at least {bytes_needed})"
+        )
+
+
 def memory(x: Tensor) -> Any:
     """The tensor as the core takes it; whoever calls keeps the tensor alive."""
+    check_memory(x)
     return x.data_ptr(), x.shape, x.stride()
 
 
@@ -166,6 +186,7 @@ def pool(
     if kind != NO_EXTRA:
         extra = into[1] if into else empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
         to = (extra.data_ptr(), outs, extra.stride())
+    check_memory(x)
     address = x.data_ptr()
     if address == 0 or x.is_neg():
         x = real(x)
@@ -230,6 +251,7 @@ def _spread(
     divisor: int,
     channels_last: bool,
 ) -> Tensor:
+    check_memory(grad)
     grad = real(grad)
     result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, channels_last)
     if grad.numel() == 0 or result.numel() == 0:
@@ -256,6 +278,8 @@ def gather(
     channels_last: bool,
 ) -> Tensor:
     """The elements that were picked, from another array of the same shape; 0 where a window held nothing."""
+    check_memory(x)
+    check_memory(offsets)
     result = empty(x, offsets.shape, x.dtype, channels_last)
     if result.numel():
         found = torch.from_numpy(positions(plan, offsets.numpy(), axes))
@@ -270,6 +294,8 @@ def gather(
 @on_cpu
 def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, sizes: tuple[int, ...]) -> Tensor:
     """Zeros with every value at its index; of repeated indices the last in row-major order stays."""
+    check_memory(values)
+    check_memory(indices)
     shape, channels_last = (
         with_sizes(values.shape, axes, sizes),
         is_channels_last(values.shape, values.stride()),
@@ -298,6 +324,7 @@ def fractional(
     outs: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
     """Maxima over windows at the places that samples give, one set per plane, and where they were found."""
+    check_memory(samples)
     flat = samples.reshape(-1, len(axes))
     narrow = round_bfloat16 if flat.dtype is torch.bfloat16 else None
     places = (flat.float() if narrow else flat).numpy()

@@ -19,7 +19,15 @@ from ndpool import geometry
 from ndpool._arguments import check_shape
 from ndpool._native import BUILT, NO_EXTRA, OFFSET8, core, core_plan
 from ndpool.frameworks._torch_autograd import direct, plain, spread, spread_picks
-from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT, empty, is_channels_last, pool
+from ndpool.frameworks._torch_kernels import (
+    CODES,
+    FIRST_FLOAT,
+    check_memory,
+    empty,
+    extent,
+    is_channels_last,
+    pool,
+)
 from ndpool.reductions import Reduction
 
 _SMALL = 1024  # elements of a result whose memory a recipe keeps, and of offsets that need no tensor
@@ -47,6 +55,7 @@ class Recipe:
         "args",
         "back",
         "codes",
+        "extent",
         "new",
         "new_codes",
         "new_grad",
@@ -60,6 +69,7 @@ class Recipe:
     args: tuple[Any, ...]  # of the backward, after gradient and offsets
     back: Any  # the call of the backward, for a gradient of the result's layout
     codes: int  # how many offsets a bytearray holds; 0: they need a tensor
+    extent: int  # the bytes from the input's first element to its last
     new: Any  # makes the result
     new_codes: Any
     new_grad: Any
@@ -92,7 +102,7 @@ def _make(x: Tensor, axes: tuple[int, ...], plan: geometry.Plan, reduction: Redu
     (recipe.new, stride), (recipe.new_codes, _), (recipe.new_grad, grad_stride) = (
         _maker(shape, dtype, channels_last) for shape, dtype in layouts
     )
-    recipe.stride, picks = stride, reduction.picks
+    recipe.stride, recipe.extent, picks = stride, extent(x), reduction.picks
     into = (0, outs, stride)
 
     def call(kind: int, x: Any, y: Any, backward: bool = False) -> Any:
@@ -134,6 +144,7 @@ class Quick(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, recipe: Recipe) -> Any:
+        check_memory(x, recipe.extent)
         y: Tensor = recipe.new()
         codes = offsets = None
         if recipe.pick is None:
@@ -156,6 +167,7 @@ class Quick(Function):
         recipe, codes = ctx.kept
         offsets = codes if codes is not None or recipe.pick is None else ctx.saved_tensors[0]
         if grad.stride() == recipe.stride and plain(grad):
+            check_memory(grad)
             result = recipe.new_grad()
             if recipe.back(grad, result, offsets):
                 return result, None

@@ -41,7 +41,7 @@ from ndpool.frameworks import _torch_autograd as autograd
 from ndpool.frameworks import _torch_kernels as kernels
 from ndpool.frameworks import _torch_ops as ops
 from ndpool.frameworks import _torch_quick as quick
-from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT
+from ndpool.frameworks._torch_kernels import CODES, FIRST_FLOAT, FreedError, check_memory
 from ndpool.frameworks._torch_quick import quick_pool, recall
 from ndpool.geometry import Plan
 from ndpool.reductions import REDUCTIONS, Reduction
@@ -51,6 +51,23 @@ _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 # x, reduction, return_indices, dtype of the values, divisor, norm -> values, or values and indices. Memory to
 # write them to may come last.
 Run = Callable[..., Any]
+
+
+class TensorMemoryError(MemoryError, RuntimeError):
+    """Memory that PyTorch could not allocate: a MemoryError as for arrays, a RuntimeError as from PyTorch."""
+
+
+_FAILURES = (FreedError, MemoryError, RuntimeError)
+
+
+def _in_the_name_of(fn: str, error: Exception) -> Exception:
+    """What failed below, in the name of the function called."""
+    if isinstance(error, FreedError):
+        return ValueError(f"{fn}: {error}")
+    lacking = type(error) is RuntimeError and "can't allocate memory" in str(error)
+    if lacking or type(error) is MemoryError:
+        return TensorMemoryError(f"{fn}: {error}")
+    return error
 
 
 def traced(x: Tensor) -> bool:
@@ -78,32 +95,36 @@ def named(
     """A named function from its arguments; a small plain call costs PyTorch's time."""
     if is_dynamo_compiling() or type(x) not in _PLAIN or dispatch_modes() > 0 or is_tracing():
         return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
-    if x.is_cuda:
-        if out is dtype is divisor is None and norm == 0:
-            trains = x.requires_grad and is_grad_enabled()
-            special = transforms_active() or forward_ad._current_level >= 0 or x.is_neg()
-            if not special and not (trains and return_indices):
-                found = _cuda_quick()(fn, n_axes, reduction, x, window, return_indices, trains)
-                if found is not None:
-                    return found
-    elif out is dtype is divisor is None and not return_indices and norm == 0:
-        recipe = recall(fn, x, window)
-        if recipe is None:
-            recipe = quick.make(fn, n_axes, reduction, x, window)
-        # A recipe knows reverse mode alone, and takes memory for what it is.
-        if recipe and not (transforms_active() or forward_ad._current_level >= 0 or x.is_neg()):
-            if not x.requires_grad or not is_grad_enabled():
-                y = recipe.new()
-                if recipe.run(x, y, None):
-                    return y
-            elif recipe.trains:
-                return quick_pool(x, recipe)
-    if x.is_meta:
-        return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
-    axes = check_rank(fn, x.shape, n_axes)
-    plan = geometry.named(fn, x.shape[-n_axes:], window)
-    divisor = check_divisor(fn, divisor)
-    return pool(fn, plan, reduction, x, axes, return_indices, dtype, out, divisor, norm)
+    try:
+        if x.is_cuda:
+            if out is dtype is divisor is None and norm == 0:
+                trains = x.requires_grad and is_grad_enabled()
+                special = transforms_active() or forward_ad._current_level >= 0 or x.is_neg()
+                if not special and not (trains and return_indices):
+                    found = _cuda_quick()(fn, n_axes, reduction, x, window, return_indices, trains)
+                    if found is not None:
+                        return found
+        elif out is dtype is divisor is None and not return_indices and norm == 0:
+            recipe = recall(fn, x, window)
+            if recipe is None:
+                recipe = quick.make(fn, n_axes, reduction, x, window)
+            # A recipe knows reverse mode alone, and takes memory for what it is.
+            if recipe and not (transforms_active() or forward_ad._current_level >= 0 or x.is_neg()):
+                if not x.requires_grad or not is_grad_enabled():
+                    check_memory(x, recipe.extent)
+                    y = recipe.new()
+                    if recipe.run(x, y, None):
+                        return y
+                elif recipe.trains:
+                    return quick_pool(x, recipe)
+        if x.is_meta:
+            return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
+        axes = check_rank(fn, x.shape, n_axes)
+        plan = geometry.named(fn, x.shape[-n_axes:], window)
+        divisor = check_divisor(fn, divisor)
+        return _pool(fn, plan, reduction, x, axes, return_indices, dtype, out, divisor, norm)
+    except _FAILURES as error:
+        raise _in_the_name_of(fn, error) from None
 
 
 @cache
@@ -146,6 +167,24 @@ def pool(
     norm: float,
 ) -> Any:
     """Reduce `x` over the windows of `plan`, into `out` where it is given."""
+    try:
+        return _pool(fn, plan, reduction, x, axes, return_indices, dtype, out, divisor, norm)
+    except _FAILURES as error:
+        raise _in_the_name_of(fn, error) from None
+
+
+def _pool(
+    fn: str,
+    plan: Plan,
+    reduction: Reduction,
+    x: Tensor,
+    axes: tuple[int, ...],
+    return_indices: bool,
+    dtype: Any,
+    out: Any,
+    divisor: int,
+    norm: float,
+) -> Any:
     own = x.dtype
     code = CODES.get(own)
     if code is None or x.layout is not torch.strided:
@@ -270,7 +309,10 @@ def unpool(fn: str, values: Tensor, indices: Any, sizes: tuple[int, ...], axes: 
     if traced(values):
         return ops.unpool(values, indices, axes, fn, sizes)  # type: ignore[no-any-return]
     run = autograd.unpool if differentiated(values) else kernels.unpool
-    return run(values, indices, axes, fn, sizes)
+    try:
+        return run(values, indices, axes, fn, sizes)
+    except _FAILURES as error:
+        raise _in_the_name_of(fn, error) from None
 
 
 def fractional(
@@ -288,7 +330,10 @@ def fractional(
         _, indices = ops.fractional(x.detach(), samples.detach(), axes, fn, kernel, outs)
         values = autograd.take(x, indices, axes)
     else:
-        values, indices = kernels.fractional(x, samples, axes, fn, kernel, outs)
+        try:
+            values, indices = kernels.fractional(x, samples, axes, fn, kernel, outs)
+        except _FAILURES as error:
+            raise _in_the_name_of(fn, error) from None
     return (values, indices) if return_indices else values
 
 
@@ -456,6 +501,8 @@ def _check_out(
             raise ValueError(f"{fn}: {name} must be on device {device}; got device={target.device}")
         if target.requires_grad:
             raise ValueError(f"{fn}: {name} must not require a gradient")
+        if target.is_cpu:
+            check_memory(target)
         check_overlap(fn, name, shape, target.stride(), 1)
     if return_indices and out[0].untyped_storage().data_ptr() == out[1].untyped_storage().data_ptr() != 0:
         raise ValueError(f"{fn}: out must be two tensors that share no memory; got overlapping ones")
