@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -370,6 +371,8 @@ void execute(Problem& p, const Kernel& kernel, int64_t cost) {
     const double share = std::min(4 * long_visits / visited, first_bytes / double(cost));
     watch.emplace([&] { return released->interrupted(); },
                   std::max<int64_t>(1, int64_t(share * double(p.units))));
+    p.stops = [](void* watch) { return static_cast<Watch*>(watch)->stops(); };
+    p.watch = &*watch;
   }
   // A signal handler may pool: then this thread's own scratch is not free.
   if (workers <= 1 && !watch) return kernel.run(p, 0, p.units, own_scratch(scratch));
@@ -724,10 +727,10 @@ template <class T, bool scatter> void move_items(const Planes& wide, const Plane
         {scatter ? "unpool" : "unpool backward", scatter ? "scatter" : "gather", "baseline", workers});
   parallel_for(
       narrow.count, workers,
-      [&](int worker, int64_t begin, int64_t end) {
+      [&](int, int64_t begin, int64_t end) {
         for (int64_t plane = begin; plane < end && !bad.before(plane); ++plane)
           for (int64_t j = 0; j < narrow.size; j += moved_at_once) {
-            if (watch && watch->stops(worker)) return;
+            if (watch && watch->stops()) return;
             const auto index = move_plane<T, scatter>(wide, narrow, indices, plane, j,
                                                       std::min(narrow.size, j + moved_at_once));
             if (!index) continue;
@@ -780,6 +783,17 @@ std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narr
   return {true, bad.index()};
 }
 
+// Memory without gaps set to zero, on the threads that kernels use: PyTorch's own would wait for ever in a forked child.
+void zero(std::uintptr_t address, int64_t bytes) {
+  constexpr int64_t piece = 1 << 16;
+  char* const data = reinterpret_cast<char*>(address);
+  const Released released;
+  parallel_for((bytes + piece - 1) / piece, bytes < serial_bytes.load() ? 1 : num_threads(),
+               [&](int, int64_t begin, int64_t end) {
+                 std::memset(data + begin * piece, 0, size_t(std::min(bytes, end * piece) - begin * piece));
+               });
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -807,6 +821,7 @@ NB_MODULE(_core, m) {
   m.def("backward", &backward, "plan"_a, "op"_a, "grad"_a, "type"_a, "axes"_a, "grad_input"_a,
         "offsets"_a.none(), "offset_kind"_a, "outputs"_a.none(), "divide"_a, "divisor"_a, "norm"_a);
   m.def("unpool", &unpool, "wide"_a, "narrow"_a, "indices"_a, "type"_a, "n_axes"_a, "scatter"_a);
+  m.def("zero", &zero, "address"_a, "bytes"_a);
   m.def("isa", [] { return std::string(kernels.load()->name); });
   m.def("isa_names", &isa_names);
   m.def("set_isa", &set_isa, "name"_a);

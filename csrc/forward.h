@@ -227,6 +227,7 @@ template <class R, bool coded> struct RowsFirst {
       Code base[group];
       int held = 0;
       for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
+        if (p.stopped()) return;
         int64_t slot = held, tag = -2;
         if (kept) {
           tag = 0;
@@ -337,6 +338,7 @@ template <class R> struct ColumnsFirst {
       Code base[group];
       int held = 0;
       for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
+        if (p.stopped()) return;
         const V* row = input.row(walk.row(p.x, rows.index(), in.from, in.to), in.from, buffers[held]);
         if (rows.count() == 1 && !R::picks) {
           x = row;

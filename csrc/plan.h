@@ -112,13 +112,18 @@ struct Problem {
   int64_t lanes = 1;  // extent of a leading axis whose elements are neighbours; rows carry it inside
   int64_t tile = 0;   // outputs (backward: inputs) of the last axis worked on at a time
   int64_t tiles = 1;
-  int64_t rows = 1;              // of the outer axes: outputs (backward: inputs)
-  int64_t units = 0;             // pieces of work; an engine says what one is
-  int64_t divisor = 0;           // > 0 or < 0: divide by this; 0: divide by the windows' shares
-  bool divide = false;           // sum: false, avg: true
-  double norm = 0;               // Lp
-  int64_t scratch = 0;           // bytes of scratch a worker needs
+  int64_t rows = 1;                // of the outer axes: outputs (backward: inputs)
+  int64_t units = 0;               // pieces of work; an engine says what one is
+  int64_t divisor = 0;             // > 0 or < 0: divide by this; 0: divide by the windows' shares
+  bool divide = false;             // sum: false, avg: true
+  double norm = 0;                 // Lp
+  int64_t scratch = 0;             // bytes of scratch a worker needs
+  bool (*stops)(void*) = nullptr;  // whether a long call is to end before it is done, asked with `watch`
+  void* watch = nullptr;
   Array x, y, extra_array, aux;  // in this order: arrays() is all of them
+
+  // Called by engines whose units may take seconds, between the rows of one.
+  bool stopped() const { return stops && stops(watch); }
 
   static constexpr int n_arrays = 4;
   const Array* arrays() const { return &x; }

@@ -48,7 +48,7 @@ public:
     for (int k = 0; k < n; ++k) {
       Share& share = shares_[(worker + k) % n];
       for (;;) {
-        if (watch_ && watch_->stops(worker)) return;
+        if (watch_ && watch_->stops()) return;
         const int64_t begin = share.next.fetch_add(piece, std::memory_order_relaxed);
         if (begin >= share.end) break;
         const int64_t end = std::min(share.end, begin + piece);

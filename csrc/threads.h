@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <thread>
 
 namespace ndpool {
 
@@ -29,9 +30,9 @@ public:
   std::int64_t step() const { return step_; }
   bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
 
-  // Called by workers between pieces of work; worker 0 is the calling thread.
-  bool stops(int worker) {
-    if (worker == 0 && !stopped() && Clock::now() - asked_ >= interval) {
+  // Called by workers between pieces of work; the thread that made the watch asks.
+  bool stops() {
+    if (std::this_thread::get_id() == owner_ && !stopped() && Clock::now() - asked_ >= interval) {
       if (ask_()) stopped_.store(true, std::memory_order_relaxed);
       asked_ = Clock::now();
     }
@@ -43,6 +44,7 @@ private:
 
   const std::function<bool()> ask_;
   const std::int64_t step_;
+  const std::thread::id owner_ = std::this_thread::get_id();
   Clock::time_point asked_ = Clock::now();
   std::atomic<bool> stopped_{false};
 };

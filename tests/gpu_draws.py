@@ -180,6 +180,7 @@ def _same(got: torch.Tensor, want: Any, call: Draw, *, exact: bool) -> None:
     assert tuple(got.shape) == want.shape, str(call)
     have = got.detach().cpu().double().numpy()
     slack = 0.0 if exact or not got.is_floating_point() else 8 * torch.finfo(got.dtype).eps
-    wrong = np.argwhere(~(np.abs(have - want) <= slack * (1 + np.abs(want))))
+    with np.errstate(invalid="ignore"):  # infinities, which are equal or wrong
+        wrong = np.argwhere((have != want) & ~(np.abs(have - want) <= slack * (1 + np.abs(want))))
     at = tuple(map(int, wrong[0])) if len(wrong) else ()
     assert len(wrong) == 0, f"{have[at]}, not {want[at]}, at {at} and {len(wrong)} places\n{call}"

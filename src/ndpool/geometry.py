@@ -168,13 +168,13 @@ class Plan:
 
     __slots__ = ("axes", "core", "norm_divisor", "out", "sizes", "taps")
 
-    def __init__(self, axes: Sequence[AxisPlan]) -> None:
+    def __init__(self, axes: Sequence[AxisPlan], adaptive: bool = False) -> None:
         self.axes = tuple(axes)
         self.sizes = tuple(axis.size for axis in axes)
         self.out = tuple(axis.out for axis in axes)
         self.taps = prod(axis.kernel for axis in axes)
-        # A norm is scaled up to a whole window; where windows differ in size, each is whole in itself.
-        self.norm_divisor = 0 if all(axis.regular for axis in axes) else self.taps
+        # A norm is scaled up to a whole window; adaptive windows are whole, whatever their sizes.
+        self.norm_divisor = self.taps if adaptive or not all(axis.regular for axis in axes) else 0
         self.core: Any = None  # the compiled twin, kept by whoever makes it
 
 
@@ -379,7 +379,8 @@ def check_adaptive(fn: str, n: int, output_size: object, strict: bool = True) ->
 
 @lru_cache(_CACHED)
 def _adaptive(sizes: tuple[int, ...], outs: tuple[int, ...]) -> Plan:
-    return Plan([_adaptive_axis(size, out) for size, out in zip(sizes, outs, strict=True)])
+    axes = [_adaptive_axis(size, out) for size, out in zip(sizes, outs, strict=True)]
+    return Plan(axes, adaptive=True)
 
 
 def _adaptive_axis(size: int, out: int) -> AxisPlan:

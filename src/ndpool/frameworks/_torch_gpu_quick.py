@@ -75,7 +75,7 @@ def recipe_of(
         recipe = _recipe(fn, n_axes, reduction, x, window, kind, trains)
         if _FIXED.issuperset(t for kind in kinds for t in (kind if type(kind) is tuple else (kind,))):
             with _lock:
-                while len(_recipes) >= LIMIT:
+                while len(_recipes) >= LIMIT and key not in _recipes:  # another thread may have made it
                     del _recipes[next(iter(_recipes))]  # the oldest
                 _recipes[key] = recipe
     return recipe

@@ -107,6 +107,12 @@ def empty(like: Tensor, shape: Any, dtype: torch.dtype, channels_last: bool) -> 
     return torch.empty(shape, dtype=dtype, device=like.device, memory_format=FORMATS[len(shape)])
 
 
+def zeroed(x: Tensor) -> Tensor:
+    """A new CPU tensor, filled with zeros by the core: PyTorch's threads do not exist in a forked child."""
+    core.zero(x.data_ptr(), x.numel() * x.element_size())
+    return x
+
+
 def with_sizes(shape: Any, axes: Any, sizes: Any) -> Any:
     """The shape with other sizes at the pooled axes."""
     result = list(shape)
@@ -255,7 +261,7 @@ def _spread(
     grad = real(grad)
     result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, channels_last)
     if grad.numel() == 0 or result.numel() == 0:
-        return result.zero_()
+        return zeroed(result)
     kind = NO_EXTRA if offsets is None else OFFSET8 if offsets.dtype is torch.uint8 else OFFSET32
 
     def done(grad: Tensor, offsets: Tensor | None) -> bool:
@@ -300,7 +306,7 @@ def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, size
         with_sizes(values.shape, axes, sizes),
         is_channels_last(values.shape, values.stride()),
     )
-    result = empty(values, shape, values.dtype, channels_last).zero_()
+    result = zeroed(empty(values, shape, values.dtype, channels_last))
     order = [a for a in range(values.dim()) if a not in axes] + list(axes)
     wide, narrow, places = (t.permute(order) for t in (result, real(values), indices))
     code, n = CODES[values.dtype], len(axes)

@@ -68,12 +68,9 @@ def _plan_of(fn: str, sizes: tuple[int, ...], windows: Sequence[int]) -> geometr
 
 
 def taps_of(fn: str, sizes: Sequence[int], windows: Sequence[int]) -> int:
-    """The elements of a window, 0 where adaptive windows differ; those need sizes that are numbers."""
+    """The elements of a window that a norm is scaled up to; 0 for adaptive windows, which are whole."""
     n = len(sizes)
-    if len(windows) > n:
-        return prod(windows[:n])
-    plan = _plan_of(fn, tuple(map(int, sizes)), windows)
-    return 0 if plan.norm_divisor else plan.taps
+    return prod(windows[:n]) if len(windows) > n else 0
 
 
 def _outs(x: Tensor, axes: Sequence[int], fn: str, windows: Sequence[int]) -> Sequence[int]:
