@@ -6,6 +6,7 @@ any order with finite differences. What compilers do stands in test_torch_compil
 
 from __future__ import annotations
 
+import gc
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from helpers import epsilon, run_python
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import ndpool.torch  # noqa: E402
@@ -311,6 +313,70 @@ def test_general_functions_twice_in_forward_mode(reduce, adaptive):
     step = 1e-6
     numerical = (first(x + step * t) - first(x - step * t)) / (2 * step)
     torch.testing.assert_close(jvp(first, (x,), (t,))[1], numerical, rtol=1e-6, atol=1e-6)
+
+
+SECOND = [
+    (f"{family}{n}d", args, kwargs)
+    for n in (1, 2, 3)
+    for family, args, kwargs in [
+        ("max_pool", (2,), {}),
+        ("max_pool", (2,), {"return_indices": True}),
+        ("max_pool", (3, 1, 1), {}),
+        ("avg_pool", (2,), {}),
+        ("adaptive_max_pool", (2,), {}),
+        ("adaptive_avg_pool", (2,), {}),
+    ]
+]
+SECOND += [("avg_pool2d", (2,), {"divisor_override": 3}), ("fractional_max_pool3d", (2, 2), {})]
+SECOND += [("fractional_max_pool2d", (2, 2), {}), ("max_pool2d", (17, 1, 8), {}), ("lp_pool2d", (2, 2), {})]
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("own", [True, False], ids=["leaf", "computed"])
+@pytest.mark.parametrize(("name", "args", "kwargs"), SECOND)
+def test_second_derivative_is_zero_and_not_missing(name, args, kwargs, own, large):
+    """A gradient depends on the input, as PyTorch's does, so that it can be differentiated as any other."""
+    size = {1: (20,), 2: (10, 10), 3: (4, 4, 4)}[int(name[-2])]
+    found = []
+    for module in (F, ndpool):
+        torch.manual_seed(0)
+        start = torch.rand((16, 50) if large else (2, 3), dtype=torch.float64)
+        start = start[(...,) + (None,) * len(size)].expand(*start.shape, *size).contiguous().requires_grad_()
+        middle = start if own else start * 2
+        y = getattr(module, name)(middle if own else middle.view_as(middle), *args, **kwargs)
+        y = y[0] if isinstance(y, tuple) else y
+        (g,) = torch.autograd.grad(y.sum(), start, create_graph=True)
+        assert g.requires_grad
+        for source in (start, middle):  # whoever asks: what was pooled is gone, its graph is not
+            (second,) = torch.autograd.grad(g.sum(), source, retain_graph=True)
+            found.append(second)
+        g.sum().backward()
+        found.append(start.grad)
+    for ours, theirs in zip(found[3:], found[:3], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d"])
+def test_strict_hessian(name):
+    x = torch.rand(1, 4, 4)
+    for function in (lambda x: x, lambda x: x * 2):
+        got = torch.autograd.functional.hessian(
+            lambda x, f=function: getattr(ndpool, name)(f(x), 2).sum(), x, strict=True
+        )
+        assert not got.any()
+
+
+def test_links_keep_no_memory():
+    """What makes second derivatives zero keeps neither a large input nor its own graph alive."""
+    x = (torch.rand(8, 16, 32, 32, requires_grad=True) * 2).contiguous()
+    memory = StorageWeakRef(x.untyped_storage())
+    y = ndpool.avg_pool2d(x, 2)
+    assert saved_bytes(partial(ndpool.max_pool2d, x, 2)) == y.numel()
+    assert not memory.expired()
+    del x
+    gc.collect()
+    assert memory.expired()
+    y.sum().backward()
 
 
 def test_forward_mode_duals():

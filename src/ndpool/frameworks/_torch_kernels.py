@@ -129,7 +129,8 @@ def check_memory(x: Tensor, needed: int | None = None) -> None:
     bytes_needed = (extent(x) if needed is None else needed) + x.storage_offset() * x.itemsize
     if size < bytes_needed and x.numel() and not x._is_zerotensor():
         raise FreedError(
-            f"a tensor's memory was freed or cut; its storage has {size} bytes (limit: at least {bytes_needed})"
+            f"a tensor's memory was freed or cut; its storage has {size} bytes "
+            f"(limit: at least {bytes_needed})"
         )
 
 
