@@ -6,6 +6,7 @@ any order with finite differences. What compilers do stands in test_torch_compil
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import warnings
 from dataclasses import replace
@@ -711,6 +712,60 @@ def test_channels_last_stays(family, n):
     assert y.is_contiguous(memory_format=form)
     (g,) = torch.autograd.grad(y.sum(), x)
     assert g.is_contiguous(memory_format=form) or family == "max_unpool"
+
+
+LAYOUTS = [  # axes from the outermost to the innermost in memory; channels-last ones are PyTorch's formats
+    (1, (0, 1, 2)),
+    (1, (0, 2, 1)),
+    (1, (1, 0)),
+    (2, (0, 1, 2, 3)),
+    (2, (0, 2, 3, 1)),
+    (2, (1, 0, 2, 3)),
+    (2, (1, 2, 0)),
+    (2, (0, 2, 1)),
+    (3, (0, 2, 3, 4, 1)),
+    (3, (1, 0, 2, 3, 4)),
+    (3, (1, 2, 3, 0)),
+    (3, (0, 2, 3, 1)),
+    (3, (3, 2, 1, 0)),
+]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(("n", "order"), LAYOUTS)
+@pytest.mark.parametrize(
+    "family", ["max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool"]
+)
+def test_layouts_are_pytorchs(family, n, order, traced, cut):
+    """Strides of values and indices, batched or not; volumes keep channels-last in all functions."""
+    shape = ((2, 3) if len(order) == n + 2 else (3,)) + (8, 6, 4)[:n]
+    memory = torch.rand([shape[a] for a in order])
+    x = memory.permute([order.index(a) for a in range(len(order))])
+    x = x[..., :-1] if cut and n == 2 else x
+    unbatched_volume = n == 3 and len(order) == 4
+    keeps = "max_pool3d"  # of PyTorch's functions of volumes the one that keeps the format
+    results = []
+    for module in (F, ndpool):
+        name = keeps if module is F and n == 3 else f"{family}{n}d"
+        args = (2, 2) if "lp" in name else (2,)
+        kwargs = {"return_indices": True} if "max" in name and "max" in family else {}
+        leaf = x.detach().requires_grad_()
+        try:
+            with Untouched() if traced and module is ndpool else contextlib.nullcontext():
+                y = getattr(module, name)(leaf, *args, **kwargs)
+        except RuntimeError as error:  # PyTorch takes no volume that looks like channels-last images
+            assert module is F, error
+            assert unbatched_volume, error
+            assert "memory format" in str(error)
+            y = torch.empty([3, *(side // 2 for side in shape[1:])])  # contiguous
+            y = (y, y) if kwargs else y
+        results.append([t.stride() for t in (y if kwargs else (y,))])
+    if "adaptive" in family and n == 3:  # of other sizes
+        sizes = [[sorted(range(len(s)), key=lambda a, s=s: (s[a], -a)) for s in one] for one in results]
+        assert sizes[0] == sizes[1]
+    else:
+        assert results[0] == results[1]
 
 
 def test_out_and_dtype():

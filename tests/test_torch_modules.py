@@ -205,6 +205,16 @@ def test_what_pytorch_refuses_it_refuses_itself(calls):
     assert calls == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_pool_tensors_of_any_device(name, calls):
+    """A device that is neither the CPU nor CUDA goes where the functions send it, and not to PyTorch."""
+    given = [t.to("meta") for t in inputs(name)]
+    got = make(name, nt)(*given)
+    assert calls == [function_name(name)]
+    got, wanted = (r if isinstance(r, tuple) else (r,) for r in (got, make(name)(*given)))
+    assert [(t.device.type, t.shape, t.dtype) for t in got] == [("meta", t.shape, t.dtype) for t in wanted]
+
+
 def test_parameters_and_unbatched_inputs_are_served(calls):
     x = nn.Parameter(inputs("MaxPool2d")[0][0])
     assert torch.equal(nt.MaxPool2d(2)(x), F.max_pool2d(x, 2))

@@ -237,7 +237,7 @@ class PowerMean(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, axes, plan, _reduction, ctx.norm = inputs
         mean, ctx.taps = ("sum", 1) if plan.norm_divisor else ("avg", plan.taps)
-        ctx.args = axes, plan, REDUCTIONS[mean], x.dtype, 0, is_channels_last(x.shape, x.stride())
+        ctx.args = axes, plan, REDUCTIONS[mean], x.dtype, 0, is_channels_last(x.shape, x.stride(), len(axes))
         ctx.save_for_backward(x, output)
         ctx.save_for_forward(x, output)
 

@@ -98,11 +98,11 @@ def make(fn: str, n_axes: int, reduction: Reduction, x: Tensor, window: tuple[An
 
 def _make(x: Tensor, axes: tuple[int, ...], plan: geometry.Plan, reduction: Reduction, code: int) -> Any:
     recipe = Recipe()
-    channels_last = is_channels_last(x.shape, x.stride())
+    channels_last = is_channels_last(x.shape, x.stride(), len(axes))
     recipe.outs = outs = (*x.shape[: -len(axes)], *plan.out)
     layouts = [(outs, x.dtype), (outs, torch.uint8), (x.shape, x.dtype)]
     (recipe.new, stride), (recipe.new_codes, _), (recipe.new_grad, grad_stride) = (
-        _maker(shape, dtype, channels_last) for shape, dtype in layouts
+        _maker(shape, dtype, channels_last, len(axes)) for shape, dtype in layouts
     )
     recipe.stride, recipe.extent, picks = stride, extent(x), reduction.picks
     into = (0, outs, stride)
@@ -126,10 +126,10 @@ def _make(x: Tensor, axes: tuple[int, ...], plan: geometry.Plan, reduction: Redu
     return recipe
 
 
-def _maker(shape: Any, dtype: torch.dtype, channels_last: bool) -> tuple[Any, tuple[int, ...]]:
+def _maker(shape: Any, dtype: torch.dtype, channels_last: bool, n_axes: int) -> tuple[Any, tuple[int, ...]]:
     """What makes a tensor of this layout most quickly, and its strides."""
     small = prod(shape) <= _SMALL
-    like = empty(torch.empty(0, device="cpu" if small else "meta"), shape, dtype, channels_last)
+    like = empty(torch.empty(0, device="cpu" if small else "meta"), shape, dtype, channels_last, n_axes)
     if small:
         return partial(torch.empty_like, like), like.stride()
     return partial(torch.empty_strided, like.shape, like.stride(), dtype=dtype, device="cpu"), like.stride()

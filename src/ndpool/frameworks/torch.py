@@ -224,7 +224,7 @@ def _differentiable(
     divisor: int,
     norm: float,
 ) -> Any:
-    channels_last = kernels.is_channels_last(x.shape, x.stride())
+    channels_last = kernels.is_channels_last(x.shape, x.stride(), len(axes))
     if reduction.picks:
         link = autograd.link_to(x)
         found = autograd.pick(x, axes, plan, reduction, channels_last, return_indices, link)
