@@ -751,15 +751,15 @@ def test_layouts_are_pytorchs(family, n, order, traced, cut):
         args = (2, 2) if "lp" in name else (2,)
         kwargs = {"return_indices": True} if "max" in name and "max" in family else {}
         leaf = x.detach().requires_grad_()
-        try:
+        if module is F and unbatched_volume and order == (0, 2, 3, 1):
+            # PyTorch takes no volume that looks like channels-last images.
+            with pytest.raises(RuntimeError, match="memory format"):
+                getattr(module, name)(leaf, *args, **kwargs)
+            y = torch.empty([3, *(side // 2 for side in shape[1:])])
+            y = (y, y) if kwargs else y
+        else:
             with Untouched() if traced and module is ndpool else contextlib.nullcontext():
                 y = getattr(module, name)(leaf, *args, **kwargs)
-        except RuntimeError as error:  # PyTorch takes no volume that looks like channels-last images
-            assert module is F, error
-            assert unbatched_volume, error
-            assert "memory format" in str(error)
-            y = torch.empty([3, *(side // 2 for side in shape[1:])])  # contiguous
-            y = (y, y) if kwargs else y
         results.append([t.stride() for t in (y if kwargs else (y,))])
     if "adaptive" in family and n == 3:  # of other sizes
         sizes = [[sorted(range(len(s)), key=lambda a, s=s: (s[a], -a)) for s in one] for one in results]
