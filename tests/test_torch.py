@@ -6,6 +6,8 @@ any order with finite differences. What compilers do stands in test_torch_compil
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -23,6 +25,7 @@ from helpers import epsilon, run_python
 torch = pytest.importorskip("torch")
 from torch.autograd import forward_ad, gradcheck, gradgradcheck  # noqa: E402
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import ndpool.torch  # noqa: E402
@@ -315,6 +318,70 @@ def test_general_functions_twice_in_forward_mode(reduce, adaptive):
     step = 1e-6
     numerical = (first(x + step * t) - first(x - step * t)) / (2 * step)
     torch.testing.assert_close(jvp(first, (x,), (t,))[1], numerical, rtol=1e-6, atol=1e-6)
+
+
+SECOND = [
+    (f"{family}{n}d", args, kwargs)
+    for n in (1, 2, 3)
+    for family, args, kwargs in [
+        ("max_pool", (2,), {}),
+        ("max_pool", (2,), {"return_indices": True}),
+        ("max_pool", (3, 1, 1), {}),
+        ("avg_pool", (2,), {}),
+        ("adaptive_max_pool", (2,), {}),
+        ("adaptive_avg_pool", (2,), {}),
+    ]
+]
+SECOND += [("avg_pool2d", (2,), {"divisor_override": 3}), ("fractional_max_pool3d", (2, 2), {})]
+SECOND += [("fractional_max_pool2d", (2, 2), {}), ("max_pool2d", (17, 1, 8), {}), ("lp_pool2d", (2, 2), {})]
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("own", [True, False], ids=["leaf", "computed"])
+@pytest.mark.parametrize(("name", "args", "kwargs"), SECOND)
+def test_second_derivative_is_zero_and_not_missing(name, args, kwargs, own, large):
+    """A gradient depends on the input, as PyTorch's does, so that it can be differentiated as any other."""
+    size = {1: (20,), 2: (10, 10), 3: (4, 4, 4)}[int(name[-2])]
+    found = []
+    for module in (F, ndpool):
+        torch.manual_seed(0)
+        start = torch.rand((16, 50) if large else (2, 3), dtype=torch.float64)
+        start = start[(...,) + (None,) * len(size)].expand(*start.shape, *size).contiguous().requires_grad_()
+        middle = start if own else start * 2
+        y = getattr(module, name)(middle if own else middle.view_as(middle), *args, **kwargs)
+        y = y[0] if isinstance(y, tuple) else y
+        (g,) = torch.autograd.grad(y.sum(), start, create_graph=True)
+        assert g.requires_grad
+        for source in (start, middle):  # whoever asks: what was pooled is gone, its graph is not
+            (second,) = torch.autograd.grad(g.sum(), source, retain_graph=True)
+            found.append(second)
+        g.sum().backward()
+        found.append(start.grad)
+    for ours, theirs in zip(found[3:], found[:3], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d"])
+def test_strict_hessian(name):
+    x = torch.rand(1, 4, 4)
+    for function in (lambda x: x, lambda x: x * 2):
+        got = torch.autograd.functional.hessian(
+            lambda x, f=function: getattr(ndpool, name)(f(x), 2).sum(), x, strict=True
+        )
+        assert not got.any()
+
+
+def test_links_keep_no_memory():
+    """What makes second derivatives zero keeps neither a large input nor its own graph alive."""
+    x = (torch.rand(8, 16, 32, 32, requires_grad=True) * 2).contiguous()
+    memory = StorageWeakRef(x.untyped_storage())
+    y = ndpool.avg_pool2d(x, 2)
+    assert saved_bytes(partial(ndpool.max_pool2d, x, 2)) == y.numel()
+    assert not memory.expired()
+    del x
+    gc.collect()
+    assert memory.expired()
+    y.sum().backward()
 
 
 def test_forward_mode_duals():
@@ -649,6 +716,60 @@ def test_channels_last_stays(family, n):
     assert y.is_contiguous(memory_format=form)
     (g,) = torch.autograd.grad(y.sum(), x)
     assert g.is_contiguous(memory_format=form) or family == "max_unpool"
+
+
+LAYOUTS = [  # axes from the outermost to the innermost in memory; channels-last ones are PyTorch's formats
+    (1, (0, 1, 2)),
+    (1, (0, 2, 1)),
+    (1, (1, 0)),
+    (2, (0, 1, 2, 3)),
+    (2, (0, 2, 3, 1)),
+    (2, (1, 0, 2, 3)),
+    (2, (1, 2, 0)),
+    (2, (0, 2, 1)),
+    (3, (0, 2, 3, 4, 1)),
+    (3, (1, 0, 2, 3, 4)),
+    (3, (1, 2, 3, 0)),
+    (3, (0, 2, 3, 1)),
+    (3, (3, 2, 1, 0)),
+]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(("n", "order"), LAYOUTS)
+@pytest.mark.parametrize(
+    "family", ["max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool"]
+)
+def test_layouts_are_pytorchs(family, n, order, traced, cut):
+    """Strides of values and indices, batched or not; volumes keep channels-last in all functions."""
+    shape = ((2, 3) if len(order) == n + 2 else (3,)) + (8, 6, 4)[:n]
+    memory = torch.rand([shape[a] for a in order])
+    x = memory.permute([order.index(a) for a in range(len(order))])
+    x = x[..., :-1] if cut and n == 2 else x
+    unbatched_volume = n == 3 and len(order) == 4
+    keeps = "max_pool3d"  # of PyTorch's functions of volumes the one that keeps the format
+    results = []
+    for module in (F, ndpool):
+        name = keeps if module is F and n == 3 else f"{family}{n}d"
+        args = (2, 2) if "lp" in name else (2,)
+        kwargs = {"return_indices": True} if "max" in name and "max" in family else {}
+        leaf = x.detach().requires_grad_()
+        if module is F and unbatched_volume and order == (0, 2, 3, 1):
+            # PyTorch takes no volume that looks like channels-last images.
+            with pytest.raises(RuntimeError, match="memory format"):
+                getattr(module, name)(leaf, *args, **kwargs)
+            y = torch.empty([3, *(side // 2 for side in shape[1:])])
+            y = (y, y) if kwargs else y
+        else:
+            with Untouched() if traced and module is ndpool else contextlib.nullcontext():
+                y = getattr(module, name)(leaf, *args, **kwargs)
+        results.append([t.stride() for t in (y if kwargs else (y,))])
+    if "adaptive" in family and n == 3:  # of other sizes
+        sizes = [[sorted(range(len(s)), key=lambda a, s=s: (s[a], -a)) for s in one] for one in results]
+        assert sizes[0] == sizes[1]
+    else:
+        assert results[0] == results[1]
 
 
 def test_out_and_dtype():

@@ -212,6 +212,16 @@ def test_what_pytorch_refuses_it_refuses_itself(calls):
     assert calls == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_pool_tensors_of_any_device(name, calls):
+    """A device that is neither the CPU nor CUDA goes where the functions send it, and not to PyTorch."""
+    given = [t.to("meta") for t in inputs(name)]
+    got = make(name, nt)(*given)
+    assert calls == [function_name(name)]
+    got, wanted = (r if isinstance(r, tuple) else (r,) for r in (got, make(name)(*given)))
+    assert [(t.device.type, t.shape, t.dtype) for t in got] == [("meta", t.shape, t.dtype) for t in wanted]
+
+
 def test_parameters_and_unbatched_inputs_are_served(calls):
     x = nn.Parameter(inputs("MaxPool2d")[0][0])
     assert torch.equal(nt.MaxPool2d(2)(x), F.max_pool2d(x, 2))
@@ -686,3 +696,83 @@ def test_a_patch_knows_no_other_arguments(owner, name, function):
         with nt.patch(), pytest.raises(TypeError) as got:
             getattr(owner, name)(*args, **kwargs)
         assert str(got.value) == str(wanted.value)
+
+
+def test_difference_indices_changed_in_place():
+    """The gradient follows the saved offsets, with or without a patch; PyTorch's follows the indices."""
+    x = torch.rand(1, 1, 4, 4, dtype=torch.float64, requires_grad=True)
+    wanted = torch.autograd.grad(F.max_pool2d(x, 2).sum(), x)[0]
+    with nt.patch():
+        values, indices = F.max_pool2d(x, 2, return_indices=True)
+        indices.zero_()
+        assert torch.equal(torch.autograd.grad(values.sum(), x)[0], wanted)
+
+
+def test_difference_input_changed_in_place():
+    """Backward needs no input: changing one that a graph computed is no error."""
+    start = torch.rand(1, 2, 80, 80, requires_grad=True)
+    for name in ("max_pool2d", "avg_pool2d"):
+        x = start * 2
+        with nt.patch():
+            y = getattr(F, name)(x, 2)
+        x.detach().zero_()
+        y.sum().backward()
+    assert start.grad.isfinite().all()
+
+
+def test_difference_integers_under_a_patch():
+    x = torch.arange(16, dtype=torch.int32).reshape(1, 4, 4)
+    with nt.patch():
+        assert F.avg_pool2d(x, 2).tolist() == [[[2, 4], [10, 12]]]
+        values, indices = F.max_pool2d(x, 2, return_indices=True)
+        assert F.max_unpool2d(values, indices.int(), 2).sum() == x[0, 1::2, 1::2].sum()
+
+
+RUNTIME_ERRORS = [  # what PyTorch's own tests of pooling ask for, in the same words under a patch
+    ("max_pool1d", (torch.zeros(0, 1), 2), {}),
+    ("max_pool2d", (torch.zeros(1, 0, 4, 0), 2), {}),
+    ("max_pool2d", (torch.zeros(1, 1, 4, 4), 2, 0), {}),
+    ("max_pool2d", (torch.zeros(1, 1, 4, 4), 2, 2, 2), {}),
+    ("max_pool3d", (torch.zeros(1, 1, 4, 4, 4), 2, 0), {}),
+    ("max_pool3d", (torch.zeros(4, 4), 2), {}),
+    ("avg_pool2d", (torch.zeros(1, 1, 4, 4), 2), {"divisor_override": 0}),
+    ("avg_pool3d", (torch.zeros(1, 1, 4, 4, 4), 2), {"divisor_override": 0}),
+    ("avg_pool2d", (torch.zeros(1, 1, 4, 4), 2, 0), {}),
+    ("avg_pool2d", (torch.zeros(1, 1, 4, 4), 2, 1, 2), {}),
+    ("avg_pool1d", (torch.zeros(1, 1, 4), 2, 0), {}),
+    ("adaptive_max_pool2d", (torch.zeros(1, 1, 0, 4), 2), {}),
+    ("adaptive_max_pool3d", (torch.zeros(1, 0, 2, 2, 2), 2), {}),
+    ("adaptive_avg_pool2d", (torch.zeros(1, 1, 4, 4), (-1, 2)), {}),
+    ("adaptive_avg_pool2d", (torch.zeros(4, 4), 2), {}),
+    ("adaptive_avg_pool3d", (torch.zeros(1, 0, 2, 2, 2), 2), {}),
+    ("adaptive_max_pool2d", (torch.zeros(1, 1, 4, 4), (2**63 - 1, 2)), {}),
+    ("fractional_max_pool2d", (torch.zeros(0, 0, 8, 8), 2, 3), {}),
+    ("fractional_max_pool2d", (torch.zeros(1, 1, 4, 4), 2, 5), {}),
+    ("fractional_max_pool3d", (torch.zeros(1, 1, 4, 4, 4), 2, 5), {}),
+    ("fractional_max_pool2d", (torch.zeros(1, 1, 8, 8), 2), {}),
+    ("max_unpool2d", (torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 1, dtype=torch.int64), 2), {}),
+    ("max_unpool2d", (torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 99), 2), {}),
+    (
+        "max_unpool2d",
+        (torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int64), 2),
+        {"output_size": (9, 9)},
+    ),
+    ("max_unpool3d", (torch.zeros(1, 1, 2, 2, 2), torch.full((1, 1, 2, 2, 2), 999), 2), {}),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs"), RUNTIME_ERRORS)
+def test_a_patch_answers_with_pytorchs_errors(name, args, kwargs):
+    """Type and words of the error, or PyTorch's answer where there is none."""
+
+    def outcome():
+        try:
+            result = getattr(F, name)(*args, **kwargs)
+        except Exception as error:
+            return type(error), str(error)
+        return result.shape
+
+    wanted = outcome()
+    with nt.patch():
+        got = outcome()
+    assert got == wanted

@@ -132,6 +132,43 @@ def _added_at_places(grad: Tensor, places: Tensor, axes: tuple[int, ...], size: 
     return result.index_put_((lines, flat), rows, accumulate=True).reshape(*grad.shape[:-1], size)
 
 
+def link_to(x: Tensor) -> Any:
+    """What leads to `x` in the graph and keeps none of its memory; None where nobody can ask for it."""
+    if not x.requires_grad or transforms_active() or forward_ad._current_level >= 0:
+        return None
+    return (x.index_select(0, _NOTHING) if x.is_cpu else x.narrow(0, 0, 0).clone(),)
+
+
+def linked(found: Tensor, link: Any) -> Tensor:
+    """A gradient that depends on the input too, with a derivative of zero, as PyTorch's gradients do.
+
+    `link` is a tuple, so that `Function.apply` takes its tensor for no argument of its own.
+    """
+    return found - link[0].sum() if link is not None and is_grad_enabled() else found
+
+
+_NOTHING = torch.empty(0, dtype=torch.int64)
+
+
+class Linked(Function):
+    """The input itself; its gradient depends on it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, link: Any) -> Any:
+        ctx.link = link
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return linked(grad, ctx.link), None
+
+
+def with_link(x: Tensor) -> Tensor:
+    """The tensor, for functions whose second derivative with respect to it is to be zeros, not nothing."""
+    link = link_to(x)
+    return x if link is None else direct(Linked)(x, link)
+
+
 # Arguments, as in the kernels: gradient, offsets, axes, plan, reduction, channels_last
 spread_picks = linear(kernels.spread_picks, 2, lambda *args: gather(*args))
 gather: Callable[..., Any] = linear(kernels.gather, 2, spread_picks)
@@ -153,7 +190,9 @@ class Pick(Function):
     """Maxima or minima: values, offsets, and indices where they are wanted."""
 
     @staticmethod
-    def forward(x: Tensor, axes: Any, plan: Any, reduction: Any, channels_last: bool, indices: bool) -> Any:
+    def forward(
+        x: Tensor, axes: Any, plan: Any, reduction: Any, channels_last: bool, indices: bool, link: Any
+    ) -> Any:
         kind = OFFSET8 if offset_dtype(plan) is torch.uint8 else OFFSET32
         found = kernels.pool(x, axes, plan, reduction, x.dtype, 0, 0.0, kind, channels_last)
         if not indices:
@@ -162,7 +201,7 @@ class Pick(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.args = inputs[1:5]
+        ctx.args, ctx.link = inputs[1:5], inputs[6]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(output[1])
@@ -172,8 +211,10 @@ class Pick(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
         """The gradient, where each value came from."""
-        found = None if grad is None else spread_picks(grad, *ctx.saved_tensors, *ctx.args)
-        return found, None, None, None, None, None
+        if grad is None:
+            return (None,) * 7
+        found = linked(spread_picks(grad, *ctx.saved_tensors, *ctx.args), ctx.link)
+        return found, None, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
@@ -196,7 +237,7 @@ class PowerMean(Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, axes, plan, _reduction, ctx.norm = inputs
         mean, ctx.taps = ("sum", 1) if plan.norm_divisor else ("avg", plan.taps)
-        ctx.args = axes, plan, REDUCTIONS[mean], x.dtype, 0, is_channels_last(x.shape, x.stride())
+        ctx.args = axes, plan, REDUCTIONS[mean], x.dtype, 0, is_channels_last(x.shape, x.stride(), len(axes))
         ctx.save_for_backward(x, output)
         ctx.save_for_forward(x, output)
 

@@ -82,8 +82,15 @@ def _through_cpu(kernel: Callable[..., Any], x: Tensor, *args: Any) -> Any:
     return tuple(r.to(device) for r in result) if isinstance(result, tuple) else result.to(device)
 
 
-def is_channels_last(shape: Any, stride: Any) -> bool:
-    """Whether PyTorch takes these strides for channels-last; one spatial axis counts as an image's row."""
+def is_channels_last(shape: Any, stride: Any, n_axes: int = 0) -> bool:
+    """Whether PyTorch takes these strides for channels-last; one spatial axis counts as an image's row.
+
+    With as many pooled axes as leave only the channels there is no batch: then only volumes have the format.
+    """
+    if n_axes and n_axes == len(shape) - 1:
+        if n_axes != 3 or stride[-1] < stride[0]:
+            return False
+        shape, stride = (1, *shape), (max(n * step for n, step in zip(shape, stride, strict=True)), *stride)
     spatial = _SPATIAL.get(len(shape))
     # Of contiguous memory this is all that needs a look.
     if spatial is None or stride[-1] < stride[1] or stride[1] == 0:
@@ -97,8 +104,10 @@ def is_channels_last(shape: Any, stride: Any) -> bool:
     return True
 
 
-def empty(like: Tensor, shape: Any, dtype: torch.dtype, channels_last: bool) -> Tensor:
+def empty(like: Tensor, shape: Any, dtype: torch.dtype, channels_last: bool, n_axes: int = 0) -> Tensor:
     """New memory on the device of `like`; batches of `vmap` may have too many axes for a format."""
+    if channels_last and n_axes and n_axes == len(shape) - 1:
+        return empty(like, (1, *shape), dtype, True).squeeze(0)
     if not channels_last or len(shape) not in _SPATIAL:
         return torch.empty(shape, dtype=dtype, device=like.device)
     if len(shape) == 3:
@@ -136,7 +145,8 @@ def check_memory(x: Tensor, needed: int | None = None) -> None:
     bytes_needed = (extent(x) if needed is None else needed) + x.storage_offset() * x.itemsize
     if size < bytes_needed and x.numel() and not x._is_zerotensor():
         raise FreedError(
-            f"a tensor's memory was freed or cut; its storage has {size} bytes (limit: {bytes_needed})"
+            f"a tensor's memory was freed or cut; its storage has {size} bytes "
+            f"(limit: at least {bytes_needed})"
         )
 
 
@@ -185,12 +195,13 @@ def pool(
     trailing = n <= 3 and axes[0] == ndim - n and axes[-1] == ndim - 1 and (n < 3 or axes[1] == ndim - 2)
     outs = shape[: ndim - n] + plan.out if trailing else with_sizes(shape, axes, plan.out)
     if channels_last is None:
-        channels_last = ndim > 2 and stride[-1] >= stride[1] and is_channels_last(shape, stride)
+        channels_last = ndim > 2 and stride[-1] >= stride[0 if n == ndim - 1 else 1]
+        channels_last = channels_last and is_channels_last(shape, stride, n)
     same = not channels_last and dtype is x.dtype
-    y = into[0] if into else x.new_empty(outs) if same else empty(x, outs, dtype, channels_last)
+    y = into[0] if into else x.new_empty(outs) if same else empty(x, outs, dtype, channels_last, n)
     extra = to = None
     if kind != NO_EXTRA:
-        extra = into[1] if into else empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
+        extra = into[1] if into else empty(x, outs, _EXTRA_DTYPES[kind], channels_last, n)
         to = (extra.data_ptr(), outs, extra.stride())
     check_memory(x)
     address = x.data_ptr()
@@ -259,7 +270,7 @@ def _spread(
 ) -> Tensor:
     check_memory(grad)
     grad = real(grad)
-    result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, channels_last)
+    result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, channels_last, len(axes))
     if grad.numel() == 0 or result.numel() == 0:
         return zeroed(result)
     kind = NO_EXTRA if offsets is None else OFFSET8 if offsets.dtype is torch.uint8 else OFFSET32
@@ -286,7 +297,7 @@ def gather(
     """The elements that were picked, from another array of the same shape; 0 where a window held nothing."""
     check_memory(x)
     check_memory(offsets)
-    result = empty(x, offsets.shape, x.dtype, channels_last)
+    result = empty(x, offsets.shape, x.dtype, channels_last, len(axes))
     if result.numel():
         found = torch.from_numpy(positions(plan, offsets.numpy(), axes))
         order = [a for a in range(x.dim()) if a not in axes] + list(axes)
@@ -304,9 +315,9 @@ def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, size
     check_memory(indices)
     shape, channels_last = (
         with_sizes(values.shape, axes, sizes),
-        is_channels_last(values.shape, values.stride()),
+        is_channels_last(values.shape, values.stride(), len(axes)),
     )
-    result = zeroed(empty(values, shape, values.dtype, channels_last))
+    result = zeroed(empty(values, shape, values.dtype, channels_last, len(axes)))
     order = [a for a in range(values.dim()) if a not in axes] + list(axes)
     wide, narrow, places = (t.permute(order) for t in (result, real(values), indices))
     code, n = CODES[values.dtype], len(axes)

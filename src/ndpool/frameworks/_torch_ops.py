@@ -96,8 +96,8 @@ def _offset_kind(x: Tensor, axes: Sequence[int], windows: Sequence[int]) -> int:
 
 def _empty_outputs(x: Tensor, axes: Any, fn: str, windows: Any, *dtypes: torch.dtype) -> list[Tensor]:
     shape = with_sizes(x.shape, axes, _outs(x, axes, fn, windows))
-    channels_last = is_channels_last(x.shape, x.stride())
-    return [empty(x, shape, dtype, channels_last) for dtype in dtypes]
+    channels_last = is_channels_last(x.shape, x.stride(), len(axes))
+    return [empty(x, shape, dtype, channels_last, len(axes)) for dtype in dtypes]
 
 
 def _register(
@@ -122,7 +122,8 @@ def _keep(n_tensors: int) -> Callable[..., None]:
     def save(ctx: Any, inputs: Any, output: Any) -> None:
         x = inputs[0]
         ctx.save_for_backward(*inputs[1:n_tensors])
-        ctx.args, ctx.channels_last = inputs[n_tensors:], is_channels_last(x.shape, x.stride())
+        ctx.args = inputs[n_tensors:]
+        ctx.channels_last = is_channels_last(x.shape, x.stride(), len(inputs[n_tensors]))
         ctx.sizes = [x.shape[a] for a in inputs[n_tensors]]
 
     return save
@@ -348,7 +349,7 @@ _register(
     spread,
     1,
     lambda grad, axes, fn, reduce, windows, sizes, divisor, channels_last: empty(
-        grad, with_sizes(grad.shape, axes, sizes), grad.dtype, channels_last
+        grad, with_sizes(grad.shape, axes, sizes), grad.dtype, channels_last, len(axes)
     ),
     _keep(1),
     _spread_backward,
@@ -357,7 +358,7 @@ _register(
     spread_picks,
     2,
     lambda grad, offsets, axes, fn, reduce, windows, sizes, channels_last: empty(
-        grad, with_sizes(grad.shape, axes, sizes), grad.dtype, channels_last
+        grad, with_sizes(grad.shape, axes, sizes), grad.dtype, channels_last, len(axes)
     ),
     _keep(2),
     lambda ctx, grad: (gather(grad, *ctx.saved_tensors, *ctx.args[:4], ctx.args[-1]), *(None,) * 7),
@@ -366,7 +367,7 @@ _register(
     gather,
     2,
     lambda x, offsets, axes, fn, reduce, windows, channels_last: empty(
-        x, offsets.shape, x.dtype, channels_last
+        x, offsets.shape, x.dtype, channels_last, len(axes)
     ),
     _keep(2),
     lambda ctx, grad: (
@@ -381,7 +382,8 @@ _register(
         values,
         with_sizes(values.shape, axes, sizes),
         values.dtype,
-        is_channels_last(values.shape, values.stride()),
+        is_channels_last(values.shape, values.stride(), len(axes)),
+        len(axes),
     ),
     _keep(2),
     lambda ctx, grad: (take(grad, ctx.saved_tensors[0], ctx.args[0]), None, None, None, None),
@@ -390,7 +392,13 @@ _register(
     fractional,
     2,
     lambda x, samples, axes, fn, kernel, outs: tuple(
-        empty(x, with_sizes(x.shape, axes, outs), dtype, is_channels_last(x.shape, x.stride()))
+        empty(
+            x,
+            with_sizes(x.shape, axes, outs),
+            dtype,
+            is_channels_last(x.shape, x.stride(), len(axes)),
+            len(axes),
+        )
         for dtype in (x.dtype, torch.int64)
     ),
 )

@@ -12,13 +12,13 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.autograd import Function
 
 from ndpool import geometry
 from ndpool._arguments import check_shape
 from ndpool._native import BUILT, NO_EXTRA, OFFSET8, core, core_plan
-from ndpool.frameworks._torch_autograd import direct, plain, spread, spread_picks
+from ndpool.frameworks._torch_autograd import direct, link_to, linked, plain, spread, spread_picks
 from ndpool.frameworks._torch_kernels import (
     CODES,
     FIRST_FLOAT,
@@ -62,6 +62,7 @@ class Recipe:
         "outs",
         "pick",
         "run",
+        "small",
         "stride",
         "trains",
     )
@@ -76,6 +77,7 @@ class Recipe:
     outs: tuple[int, ...]
     pick: Any  # the call that finds offsets, or None
     run: Any  # the call that does not
+    small: bool  # whether the input may be kept for the derivatives of its gradient
     stride: tuple[int, ...]
     trains: bool  # whether the backward is known
 
@@ -96,11 +98,11 @@ def make(fn: str, n_axes: int, reduction: Reduction, x: Tensor, window: tuple[An
 
 def _make(x: Tensor, axes: tuple[int, ...], plan: geometry.Plan, reduction: Reduction, code: int) -> Any:
     recipe = Recipe()
-    channels_last = is_channels_last(x.shape, x.stride())
+    channels_last = is_channels_last(x.shape, x.stride(), len(axes))
     recipe.outs = outs = (*x.shape[: -len(axes)], *plan.out)
     layouts = [(outs, x.dtype), (outs, torch.uint8), (x.shape, x.dtype)]
     (recipe.new, stride), (recipe.new_codes, _), (recipe.new_grad, grad_stride) = (
-        _maker(shape, dtype, channels_last) for shape, dtype in layouts
+        _maker(shape, dtype, channels_last, len(axes)) for shape, dtype in layouts
     )
     recipe.stride, recipe.extent, picks = stride, extent(x), reduction.picks
     into = (0, outs, stride)
@@ -119,14 +121,15 @@ def _make(x: Tensor, axes: tuple[int, ...], plan: geometry.Plan, reduction: Redu
         recipe.pick = call(OFFSET8, (0, x.shape, x.stride()), into) if picks else None
         recipe.back = call(OFFSET8 if picks else NO_EXTRA, into, (0, x.shape, grad_stride), True)
     recipe.codes = prod(outs) if prod(outs) <= _SMALL and not channels_last else 0
+    recipe.small = x.numel() <= 4 * _SMALL and (recipe.codes > 0 or not picks)
     recipe.args = (axes, plan, reduction, *(() if picks else (x.dtype, 0)), channels_last)
     return recipe
 
 
-def _maker(shape: Any, dtype: torch.dtype, channels_last: bool) -> tuple[Any, tuple[int, ...]]:
+def _maker(shape: Any, dtype: torch.dtype, channels_last: bool, n_axes: int) -> tuple[Any, tuple[int, ...]]:
     """What makes a tensor of this layout most quickly, and its strides."""
     small = prod(shape) <= _SMALL
-    like = empty(torch.empty(0, device="cpu" if small else "meta"), shape, dtype, channels_last)
+    like = empty(torch.empty(0, device="cpu" if small else "meta"), shape, dtype, channels_last, n_axes)
     if small:
         return partial(torch.empty_like, like), like.stride()
     return partial(torch.empty_strided, like.shape, like.stride(), dtype=dtype, device="cpu"), like.stride()
@@ -143,7 +146,7 @@ class Quick(Function):
     """A pooling by recipe, for reverse mode alone. Of few offsets there is no tensor: it would cost more."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, recipe: Recipe) -> Any:
+    def forward(ctx: Any, x: Tensor, recipe: Recipe, link: Any) -> Any:
         check_memory(x, recipe.extent)
         y: Tensor = recipe.new()
         codes = offsets = None
@@ -157,25 +160,37 @@ class Quick(Function):
             done = recipe.pick(x, y, offsets)
         if not done:  # misaligned memory, or none
             codes, (y, offsets) = None, _usual(x, recipe)
+        # A leaf is kept by the graph, and a small input costs less than a link to it.
+        kept = recipe.small and not x.is_leaf
         if offsets is not None:
-            ctx.save_for_backward(offsets)
-        ctx.kept = recipe, codes
+            ctx.save_for_backward(*((offsets, x) if kept else (offsets,)))
+        elif kept:
+            ctx.save_for_backward(x)
+        ctx.kept = recipe, codes, link
         return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        recipe, codes = ctx.kept
+        recipe, codes, link = ctx.kept
         offsets = codes if codes is not None or recipe.pick is None else ctx.saved_tensors[0]
         if grad.stride() == recipe.stride and plain(grad):
             check_memory(grad)
             result = recipe.new_grad()
             if recipe.back(grad, result, offsets):
-                return result, None
+                return result, None, None
+        if link is None and is_grad_enabled():
+            link = _late_link(ctx)
         if recipe.pick is None:
-            return spread(grad, *recipe.args), None
+            return linked(spread(grad, *recipe.args), link), None, None
         if codes is not None:
             offsets = torch.frombuffer(codes, dtype=torch.uint8).view(recipe.outs)
-        return spread_picks(grad, offsets, *recipe.args), None
+        return linked(spread_picks(grad, offsets, *recipe.args), link), None, None
+
+
+def _late_link(ctx: Any) -> Any:
+    """A link to an input that is a leaf, or was kept because it is small."""
+    node = ctx.next_functions[0][0]
+    return link_to(node.variable if hasattr(node, "variable") else ctx.saved_tensors[-1])
 
 
 quick_pool = direct(Quick)

@@ -116,7 +116,7 @@ def named(
                     if recipe.run(x, y, None):
                         return y
                 elif recipe.trains:
-                    return quick_pool(x, recipe)
+                    return quick_pool(x, recipe, None if x.is_leaf or recipe.small else autograd.link_to(x))
         if x.is_meta:
             return _trace_named(fn, n_axes, reduction, x, window, return_indices, dtype, out, divisor, norm)
         axes = check_rank(fn, x.shape, n_axes)
@@ -227,13 +227,14 @@ def _differentiable(
     divisor: int,
     norm: float,
 ) -> Any:
-    channels_last = kernels.is_channels_last(x.shape, x.stride())
+    channels_last = kernels.is_channels_last(x.shape, x.stride(), len(axes))
     if reduction.picks:
-        found = autograd.pick(x, axes, plan, reduction, channels_last, return_indices)
+        link = autograd.link_to(x)
+        found = autograd.pick(x, axes, plan, reduction, channels_last, return_indices, link)
         return (found[0], found[2]) if return_indices else found[0]
     if reduction.norm:
         return autograd.power_mean(x, axes, plan, reduction, norm)
-    return autograd.total(x, axes, plan, reduction, dtype, divisor, channels_last)
+    return autograd.total(autograd.with_link(x), axes, plan, reduction, dtype, divisor, channels_last)
 
 
 def _convert(
@@ -328,7 +329,7 @@ def fractional(
     if traced(x) or differentiated(x) or traced(samples):
         # Samples may be symbols or batched too. Indices have no derivative, values are taken at them.
         _, indices = ops.fractional(x.detach(), samples.detach(), axes, fn, kernel, outs)
-        values = autograd.take(x, indices, axes)
+        values = autograd.take(x if traced(x) else autograd.with_link(x), indices, axes)
     else:
         try:
             values, indices = kernels.fractional(x, samples, axes, fn, kernel, outs)

@@ -43,12 +43,15 @@ COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
 
 
 def served(x: Any) -> bool:
-    """Whether ndpool pools this tensor; if not, PyTorch does."""
+    """Whether ndpool pools this tensor; if not, PyTorch does.
+
+    Devices without kernels of their own (MPS) are pooled on the CPU, by modules as by functions.
+    """
     return (
         type(x) in _KINDS
         and x.dtype in CODES
         and x.layout is strided
-        and (x.is_cpu or (x.is_cuda and _TRITON))
+        and (not x.is_cuda or _TRITON)
         and not x.is_nested
         and (is_dynamo_compiling() or not is_tracing())
         # ONNX has operators for PyTorch's pooling, not for ndpool's.
