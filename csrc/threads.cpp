@@ -223,6 +223,23 @@ bool is_copy() {
 #endif
 }
 
+// Whether the system grants as many more threads, all at the same time.
+bool grants_threads(int n) {
+  std::mutex mutex;
+  std::unique_lock lock(mutex);  // until it is released, none of them ends
+  std::vector<std::thread> threads;
+  bool granted = true;
+  try {
+    threads.reserve(size_t(n));
+    while (int(threads.size()) < n) threads.emplace_back([&mutex] { std::lock_guard wait(mutex); });
+  } catch (...) {
+    granted = false;
+  }
+  lock.unlock();
+  for (std::thread& thread : threads) thread.join();
+  return granted;
+}
+
 Team team;
 std::atomic<bool> has_team{false};
 
@@ -258,11 +275,15 @@ Pool& the_pool() {
 }
 
 // Each thread that calls an OpenMP library gets a team of its own there: only the main thread's is borrowed, of the
-// size it has already. A forked child has none.
+// size it has already. A forked child has none. Where its threads are still to be made and the system refuses one, the
+// library ends the process: they are tried first, once.
 bool borrows(int workers) {
 #if defined(__linux__)
-  return has_team.load(std::memory_order_acquire) && !forked.load() && getpid() == gettid() &&
-         !team.inside() && team.most() == workers;
+  if (!has_team.load(std::memory_order_acquire) || forked.load() || getpid() != gettid() || team.inside() ||
+      team.most() != workers)
+    return false;
+  static const bool granted = grants_threads(workers - 1);
+  return granted;
 #else
   return false;
 #endif

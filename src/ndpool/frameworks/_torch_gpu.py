@@ -53,7 +53,8 @@ def pool(
             return _norm(x, axes, plan, dtype, divisor, norm, channels_last)
         divisor = divisor or plan.norm_divisor
     elif plan.taps > 24:
-        channels_last = is_channels_last(x.shape, x.stride()) if channels_last is None else channels_last
+        if channels_last is None:
+            channels_last = is_channels_last(x.shape, x.stride(), len(axes))
         found = _in_passes(x, axes, plan, reduction, dtype, divisor, kind, channels_last)
         if found is not None:
             return found
@@ -63,12 +64,12 @@ def pool(
     shared = plan.axes[0].starts is None or plan.axes[0].starts.ndim == 1
     found = forward_of if shared else forward_of.__wrapped__
     outs, channels_last, run = found(plan, axes, *memory, reduction, kind, divisor, channels_last, aligned)
-    if not all(_laid_out(target, channels_last) for target in into):
+    if not all(_laid_out(target, channels_last, len(axes)) for target in into):
         into = ()
-    y = into[0] if into else empty(x, outs, dtype, channels_last)
+    y = into[0] if into else empty(x, outs, dtype, channels_last, len(axes))
     extra = y
     if kind != NO_EXTRA:
-        extra = into[1] if into else empty(x, outs, _EXTRA_DTYPES[kind], channels_last)
+        extra = into[1] if into else empty(x, outs, _EXTRA_DTYPES[kind], channels_last, len(axes))
     if run is not None:
         _run(run, *map(_plain, (real(x), y, extra)))
     elif y.numel():
@@ -89,8 +90,10 @@ def _pooled_last(ndim: int, axes: tuple[int, ...]) -> tuple[list[int], tuple[int
     return order, tuple(range(ndim - len(axes), ndim))
 
 
-def _laid_out(target: Tensor, channels_last: bool) -> bool:
+def _laid_out(target: Tensor, channels_last: bool, n_axes: int) -> bool:
     """Whether the memory is as that of a new result."""
+    if channels_last and n_axes == target.dim() - 1:
+        target = target.unsqueeze(0)
     form = FORMATS.get(target.dim()) if channels_last else torch.contiguous_format
     return form is not None and target.is_contiguous(memory_format=form) and target.data_ptr() % 16 == 0
 
@@ -178,7 +181,7 @@ def kernels_of(
             if found is None:
                 return None
             made += found
-            x = empty(torch.empty(0, device="meta"), found[-1][0], values, channels_last)
+            x = empty(torch.empty(0, device="meta"), found[-1][0], values, channels_last, len(axes))
         if made or (x.is_floating_point() and _pieces(x, axes, plan, channels_last)):
             return made or None
     memory = (x.shape, x.stride(), x.dtype, dtype, device)
@@ -208,7 +211,7 @@ def _in_pieces(
 ) -> Any:
     """Windows too few for a device: pieces of them first, then each window from its pieces."""
     a, whole = axes[0], all_of(n)
-    y = empty(x, with_sizes(x.shape, axes, plan.out), dtype, channels_last)
+    y = empty(x, with_sizes(x.shape, axes, plan.out), dtype, channels_last, len(axes))
     if not reduction.picks:
         wide = torch.promote_types(dtype, torch.float32)
         parts = pool(x, axes, cut, REDUCTIONS["sum"], wide, channels_last=channels_last)
@@ -222,7 +225,7 @@ def _in_pieces(
     if kind == NO_EXTRA:
         return y
     index = places.unflatten(a, (-1, n)).gather(a + 1, which.long()).squeeze(a + 1)
-    extra = empty(x, y.shape, _EXTRA_DTYPES[kind], channels_last)
+    extra = empty(x, y.shape, _EXTRA_DTYPES[kind], channels_last, len(axes))
     return y, extra.copy_(index if kind == INDEX64 else _offsets(plan, index, axes))
 
 
@@ -270,11 +273,11 @@ def forward_of(
 ) -> Any:
     """Shape and format of the result, and what writes it: None where it is empty or needs a packed input."""
     if channels_last is None:
-        channels_last = is_channels_last(shape, stride)
+        channels_last = is_channels_last(shape, stride, len(axes))
     outs = with_sizes(shape, axes, plan.out)
     if prod(outs) == 0:
         return outs, channels_last, None
-    like = empty(torch.empty(0, device="meta"), outs, result, channels_last)
+    like = empty(torch.empty(0, device="meta"), outs, result, channels_last, len(axes))
     own, written = (torch.uint8 if t is torch.bool else t for t in (dtype, result))
     memory = (tuple(shape), stride, outs, like.stride(), own, written, device)
     how = (reduction.op, kind, reduction.divides, divisor, aligned)
@@ -353,7 +356,7 @@ def _spread(
     channels_last: bool,
 ) -> Tensor:
     grad = real(grad)
-    result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, channels_last)
+    result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, channels_last, len(axes))
     if grad.numel() == 0 or result.numel() == 0:
         return result.zero_()
 
@@ -411,7 +414,7 @@ def gather(
     channels_last: bool,
 ) -> Tensor:
     """The elements that were picked, from another array of the same shape; 0 where a window held nothing."""
-    result = empty(x, offsets.shape, x.dtype, channels_last)
+    result = empty(x, offsets.shape, x.dtype, channels_last, len(axes))
     if result.numel():
         order, (n_lead, *_) = _pooled_last(x.dim(), axes)
         flat = real(x).permute(order).flatten(n_lead)
@@ -428,14 +431,14 @@ def unpool(values: Tensor, indices: Tensor, axes: tuple[int, ...], fn: str, size
     the environment says NDPOOL_TRUST_INDICES=1; then values with such an index go nowhere.
     """
     shape = with_sizes(values.shape, axes, sizes)
-    channels_last = is_channels_last(values.shape, values.stride())
+    channels_last = is_channels_last(values.shape, values.stride(), len(axes))
     limit = prod(sizes)
     captured = values.is_cuda and torch.cuda.is_current_stream_capturing()
     if values.numel() and not captured and os.environ.get("NDPOOL_TRUST_INDICES") != "1":
         wrong = (indices < 0) | (indices >= limit)
         if wrong.any():
             raise wrong_index(fn, int(indices[wrong][0]), sizes)
-    result = empty(values, shape, values.dtype, channels_last)
+    result = empty(values, shape, values.dtype, channels_last, len(axes))
     order, (n_lead, *_) = _pooled_last(values.dim(), axes)
     narrow, places = (t.permute(order).flatten(n_lead) for t in (real(values), indices))
     lead = narrow.shape[:-1]

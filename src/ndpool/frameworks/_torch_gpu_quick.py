@@ -111,7 +111,7 @@ def _recipe(
     axes = check_rank(fn, x.shape, n_axes)
     known = x.dtype in CODES and x.dtype is not torch.bool and x.layout is torch.strided
     known = known and (x.is_floating_point() or (reduction.picks and not trains)) and not reduction.norm
-    last = is_channels_last(x.shape, x.stride())
+    last = is_channels_last(x.shape, x.stride(), n_axes)
     if not known or (kind == OFFSET8 and plan.taps > 256):
         return False
     found = kernels_of(x, axes, plan, reduction, x.dtype, kind, last, x.device)
@@ -119,9 +119,10 @@ def _recipe(
         return False
     *before, (outs, _, run) = found
     if before:
-        run = _chain([(first, _maker(x, shape, dtype, last)) for shape, dtype, first in before], run)
+        run = _chain([(first, _maker(x, shape, dtype, last, n_axes)) for shape, dtype, first in before], run)
     args = (axes, plan, reduction, *(() if reduction.picks else (x.dtype, 0)), last)
-    return Recipe(_maker(x, outs, x.dtype, last), _maker(x, outs, _EXTRA_DTYPES[kind], last), run, args)
+    new = _maker(x, outs, x.dtype, last, n_axes)
+    return Recipe(new, _maker(x, outs, _EXTRA_DTYPES[kind], last, n_axes), run, args)
 
 
 def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callable[..., None]:
@@ -155,14 +156,16 @@ def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callabl
     return run
 
 
-def _maker(x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, last: bool) -> Callable[[], Tensor]:
+def _maker(
+    x: Tensor, shape: tuple[int, ...], dtype: torch.dtype, last: bool, n_axes: int
+) -> Callable[[], Tensor]:
     """What makes a tensor of this layout: PyTorch is quickest with one that it is to be like."""
     like = torch.empty(1, dtype=dtype, device=x.device).expand(shape)
     if not last:
         return partial(torch.empty_like, like)
-    if len(shape) in FORMATS:
+    if len(shape) in FORMATS and n_axes == len(shape) - 2:
         return partial(torch.empty_like, like, memory_format=FORMATS[len(shape)])
-    return partial(empty, x, shape, dtype, last)
+    return partial(empty, x, shape, dtype, last, n_axes)
 
 
 class Quick(Function):
