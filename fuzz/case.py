@@ -116,6 +116,16 @@ def given(function: str, values: Array, framework: str = "numpy", **kwargs: Any)
     return case
 
 
+def given_unpool(values: Array, indices: Array, sizes: tuple[int, ...], framework: str) -> Case:
+    """A case of `unpool` over the last axes."""
+    axes = tuple(range(values.ndim - len(sizes), values.ndim))
+    case = Case(0, "unpool", framework, "max", axes, values, packed(values.ndim), {"output_size": sizes})
+    case.sizes, case.indices, case.indices_layout = sizes, indices, packed(values.ndim)
+    case.others = (1, 0, packed(values.ndim))
+    case.grad_layout = packed(values.ndim)
+    return case
+
+
 def draw_layout(rng: Rng, ndim: int, negative: bool = True, writable: bool = False) -> Layout:
     """How an array lies in memory."""
     layout = packed(ndim)

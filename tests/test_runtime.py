@@ -488,7 +488,7 @@ call = lambda n: ndpool.pool(x[:n], (50, 50, 50), reduce="avg", stride=1)
 from ndpool import geometry
 from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
-plan = geometry.sliding("f", (40, 40, 40), 10, 1, 0, 1, False, strict=False)
+plan = geometry.sliding("f", (64, 64, 64), 12, 1, 0, 1, False, strict=False)
 x, y = (np.random.default_rng(0).random((8, *sizes)) for sizes in (plan.sizes, plan.out))
 call = lambda n: room.pool_backward(plan, REDUCTIONS["lp"], y[:n], (1, 2, 3), x=x[:n], y=y[:n], norm=3.5)
 """,
