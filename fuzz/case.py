@@ -42,6 +42,7 @@ class Case:
     out_end: str = ""
     result_end: str = ""
     gradient: bool = False
+    usual: bool = False  # a layer of a network
     grad_layout: Layout = field(default_factory=lambda: packed(0))
     indices: Array | None = None  # of unpooling
     indices_layout: Layout | None = None
