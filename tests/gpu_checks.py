@@ -305,9 +305,9 @@ class Fenced:
         flat = torch.frombuffer(inside.data, dtype=x.dtype, count=x.numel(), offset=offset)
         return flat.as_strided(x.shape, x.stride())
 
-    def empty(self, x, shape, dtype, channels_last):
+    def empty(self, x, shape, dtype, channels_last, *n_axes):
         """In the place of the kernels' own."""
-        return self.like(kernels.empty(torch.empty(0), shape, dtype, channels_last))
+        return self.like(kernels.empty(torch.empty(0), shape, dtype, channels_last, *n_axes))
 
 
 fences = pytest.mark.skipif(GPU or sys.platform != "linux", reason="fences the memory of a CPU")
