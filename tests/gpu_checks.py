@@ -153,6 +153,8 @@ WAYS = [
     ("adaptive_max_pool2d", (1, 4, 34, 12), (2,)),
     ("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)),
     ("adaptive_max_pool2d", (1, 2, 4, 264), (2,)),
+    # Rows of windows in several steps, which a program of many threads takes alone.
+    ("adaptive_max_pool2d", (1, 2, 3, 1061), (2,)),
     ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
@@ -175,7 +177,8 @@ KINDS = [
     for way, layouts in [
         (("max_pool2d", (2, 4, 6, 8), (2,)), LAYOUTS[:3]),
         (("avg_pool2d", (2, 4, 7, 8), (2,)), LAYOUTS[:2]),
-        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
+        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), LAYOUTS[:3]),
+        (("max_pool2d", (1, 4, 7, 8), (7, 2, 3)), ("channels_last",)),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), ("channels_last",)),
         (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
@@ -210,7 +213,7 @@ def test_kinds_are_complete(monkeypatch):
 
     def note(self, *_):
         told = self._arguments[1]
-        flags = ("CHANNELS", "COLUMNS", "PICKS", "KIND", "LOOP_H", "LOOP_W", "GATHERED", "SHIFTED", "PARTS")
+        flags = ("CHANNELS", "COLUMNS", "PICKS", "KIND", "LOOP", "LOOP_H", "LOOP_W", "SHIFTED", "PARTS")
         started.add((self.name, *((flag, bool(told[flag])) for flag in flags if flag in told)))
 
     _torch_gpu_quick._recipes.clear()  # which start some without a look

@@ -7,24 +7,26 @@ The choice follows from shapes, strides and the plan alone, nothing is measured.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ndpool._native import INDEX64
 from ndpool._triton.kernels.any_forward import any_forward_kernel
-from ndpool._triton.kernels.spans import span_forward_kernel
-from ndpool._triton.kernels.whole import rows_whole_kernel
+from ndpool._triton.kernels.window_forward import window_forward_kernel
 from ndpool._triton.launch import (
     SQUARES,
-    SUM,
     THREADS,
     Launch,
     axis_numbers,
     compute_type,
     divide_by,
+    lanes_for,
     launcher,
     magic,
     merged,
@@ -40,13 +42,15 @@ from ndpool._triton.launch import (
     windows_of,
     worst,
 )
-from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
+from ndpool._triton.memory import LIMIT, Walk, channel_vector, next_power, walk, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
 from ndpool._triton.strip import FILLED, strip
 from ndpool.geometry import AxisPlan, Plan
 
-# Elements of a window from which rows are read whole where vectors make up for it, and in any case.
+# Elements of a window from which one program is not given several of them.
 SOME, MANY = 65, 256
+TILE = 512  # elements of one row of its windows that a program reads at once
+ROWS = 4  # such rows
 
 
 def forward(
@@ -86,10 +90,16 @@ def forward(
     if whole_planes(three, w):
         return plane_forward(three, w, size, by, common | {"DIVIDE": divide})
     rows = rows_of_channels(three, w)
-    if rows and prod(w.sizes) // widest(size) < 2**16:
+    # So many channels that a strip of small planes is faster.
+    if rows and (rows > 64 or prod(w.sizes) // widest(size) < 2**16):
         return channels_forward(w, rows, size, by, common | {"DIVIDE": divide}, dtype)
+    if plan.adaptive and not small(plan):
+        # Windows follow from sizes here, which no kernel must be made for.
+        by, divide = (by, divide) if divisor or not divides else (1, 2)
+        found = _windows(three, w, size, by, common | {"DIVIDE": divide}, device)
+        return found or _any(three, w, size, by, common | {"DIVIDE": divide}, device, tabled=True)
     if taken_whole(three, SOME):
-        found = _whole(three, w, size, by, common | {"DIVIDE": divide}, device)
+        found = _windows(three, w, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
     if strips(three):
@@ -100,10 +110,15 @@ def forward(
         if found is not None:
             return found
     if unpadded(three):
-        found = _spans(three, w, size, by, common | {"DIVIDE": divide}, device)
+        found = _windows(three, w, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
     return _any(three, w, size, by, common | {"DIVIDE": divide}, device)
+
+
+def small(plan: Plan) -> bool:
+    """Whether windows are alike and so small that few sizes have such: kernels are made for them."""
+    return strips(plan.axes) and max(a.kernel for a in plan.axes) <= 4
 
 
 def rows_apart(
@@ -139,38 +154,6 @@ def rows_apart(
     return None if w is None else (padded(Plan([*rows, axis])), w)
 
 
-def _spans(
-    axes: tuple[AxisPlan, ...],
-    w: Walk,
-    itemsize: int,
-    by: int,
-    common: dict[str, Any],
-    device: torch.device,
-) -> Launch | None:
-    d, h, last = axes
-    plane, planes = prod(a.size for a in axes), w.sizes[1] * w.sizes[2]
-    # Shorter vectors leave less beside a span.
-    unit = min(4 if common["OP"] == SUM and itemsize > 2 else 2, widest(itemsize, plane * planes))
-    if not packed(axes, w) or unit == 1 or not 4 <= last.kernel <= 32:
-        return None
-    n_lanes, least = planes * last.out, int(windows_of(last)[1].min())
-    lanes = min(THREADS, max(32, next_power(n_lanes)))
-    numbers: list[Any] = [n_lanes, *map(magic, (last.out, h.out, d.out)), plane, w.narrow[1], *w.narrow[3:]]
-    numbers += [h.size, last.size, d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
-    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
-        "UNIT": unit,
-        "VECTORS": -(-(last.kernel + unit - 1) // unit),
-        "FILLED": least // unit,
-        "MET": -(-least // unit),
-        "UNROLL": 1 if common["KIND"] else 2,
-        "LANES": lanes,
-        "num_warps": lanes // 32,
-    }
-    held = [t for a in axes for t in tables(a, device)]
-    grid = -(-n_lanes // lanes) * d.out * h.out
-    return launcher(span_forward_kernel, grid, numbers, constants, held, itemsize < 16)
-
-
 def unpadded(axes: tuple[AxisPlan, ...]) -> bool:
     """Whether all planes have the same windows, without holes, and no tap of them is padding."""
     return all(
@@ -185,7 +168,26 @@ def taken_whole(axes: tuple[AxisPlan, ...], least: int = MANY) -> bool:
     return shared == 1 and prod(a.kernel for a in axes) >= least and unpadded(axes)
 
 
-def _whole(
+@lru_cache(128)
+def formula(axis: AxisPlan) -> tuple[int, int, int, int] | None:
+    """Four numbers from which windows follow, or None where they need tables.
+
+    Window o is [(o*scale + lead) // by, (o*scale + tail) // by), for regular and for adaptive windows.
+    """
+    if axis.size * (axis.out + 1) + axis.out > LIMIT:
+        return None
+    if axis.starts is None or axis.counts is None:
+        return axis.stride, axis.origin, axis.origin + axis.kernel, 1
+    # Adaptive windows end at the next whole element, pieces of a window at the one before.
+    for tail in (axis.size + axis.out - 1, axis.size):
+        edges = np.arange(axis.out) * axis.size
+        firsts, ends = edges // axis.out, (edges + tail) // axis.out
+        if np.array_equal(axis.starts, firsts) and np.array_equal(axis.starts + axis.counts, ends):
+            return axis.size, 0, tail, axis.out
+    return None
+
+
+def _windows(
     axes: tuple[AxisPlan, ...],
     w: Walk,
     itemsize: int,
@@ -193,40 +195,44 @@ def _whole(
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch | None:
+    """Windows of any size along contiguous rows; None where rows are not, or windows are narrow."""
     d, h, last = axes
-    short = last.size <= 256
-    if w.channels or w.wide[5] != 1 or last.size > 4096 or (last.out > 8 and not short):
+    if w.channels or w.wide[5] != 1 or last.kernel < 4:
         return None
     n_planes = w.sizes[1] * w.sizes[2]
-    unit, width = widest(itemsize, last.size, *w.wide[1:5]), max(32, next_power(last.size))
-    few = prod(a.kernel for a in axes) < MANY
-    if few and (not short or unit * itemsize < (4 if common["OP"] == SUM else 16 if common["KIND"] else 8)):
-        return None
-    outs, taps = next_power(last.out), next_power(last.kernel)
-    most = 2**11 if common["OP"] == 2 else 2**10
-    # Rows are cut up inside a warp where four of them, of as many planes, are not too much for one.
-    planes = 4 if few else max(4, most // max(width, outs * taps)) if short else 1
-    while planes > 4 and d.out * h.out * n_planes < planes * 1056:
-        planes //= 2
-    wide = [s // unit for s in w.wide[1:5]]
-    numbers: list[Any] = [w.sizes[1], *map(magic, (w.sizes[1], h.out, d.out)), n_planes]
-    numbers += [*wide, *w.narrow[1:], h.size, last.size]
-    numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
-    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
+    # Vectors are read whole: the last one must not reach behind the input.
+    unit = min(4, max(1, 8 // itemsize))
+    if not packed(axes, w) or prod(a.size for a in axes) * n_planes % unit:
+        unit = 1
+    width, loop = _widths(last, unit, w.wide[1:5])
+    windows = TILE // width
+    n_lanes = n_planes * last.out
+    numbers: list[Any] = [n_lanes, w.sizes[1], *map(magic, (last.out, w.sizes[1], h.out, d.out))]
+    numbers += [*w.wide[1:5], *w.narrow[1:], h.size, last.size, h.kernel, last.kernel]
+    held: list[Tensor | None] = []
+    for a in axes:
+        numbers += [a.out, *(formula(a) or (0, 0, 0, 1))]
+        held += needed(formula(a) is None, *tables(a, device))
+    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE", "LEADS")} | {
         "UNIT": unit,
-        "PLANES": planes,
-        "ROWS": h.kernel if h.kernel < 13 else -(-h.kernel // -(-h.kernel // 10)),
+        "WINDOWS": windows,
         "WIDTH": width,
-        "OUTS": outs,
-        "TAPS": taps,
-        "GATHERED": short,
-        "num_warps": 2 if few and unit * itemsize < 16 else 4,
+        "ROWS": ROWS,
+        "LOOP": loop,
+        "num_warps": THREADS // 32,
     }
-    # Windows that follow each other need no tables.
-    plain = [d.size == 1, *(a.regular and a.stride == a.kernel for a in (h, last))]
-    held = [t for a, p in zip(axes, plain, strict=True) for t in needed(not p, *tables(a, device))]
-    grid = d.out * h.out * -(-n_planes // planes)
-    return launcher(rows_whole_kernel, grid, numbers, constants, held, itemsize < 16)
+    grid = d.out * h.out * -(-n_lanes // windows)
+    return launcher(window_forward_kernel, grid, [*numbers, by, 1 / by], constants, held, itemsize < 16)
+
+
+def _widths(last: AxisPlan, unit: int, pitches: Iterable[int]) -> tuple[int, bool]:
+    """How many columns threads read side by side, a power of 2, and whether windows take several such."""
+    starts, counts = windows_of(last)
+    before = starts % unit if not any(pitch % unit for pitch in pitches) else unit - 1
+    most = int((counts + before).max())
+    if most > 32:
+        return (64 if most <= 256 else TILE), True
+    return max(8, next_power(most)), False
 
 
 def _any(
@@ -236,12 +242,15 @@ def _any(
     by: int,
     common: dict[str, Any],
     device: torch.device,
+    *,
+    tabled: bool = False,
 ) -> Launch:
+    """Windows of any kind; with tables for all axes where `tabled`, or for those that are irregular."""
     per_plane = any(a.starts is not None and a.starts.ndim == 2 for a in axes)
     vec = 1 if per_plane else channel_vector(w, itemsize)
     n_c, last = w.sizes[0] // vec, axes[2]
     n_lanes = n_c * last.out * w.sizes[1] * w.sizes[2]
-    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    lanes = lanes_for(n_lanes, THREADS)
     grid = -(-n_lanes // lanes) * axes[0].out * axes[1].out
     wide, narrow = ([s // vec for s in strides] for strides in (w.wide, w.narrow))
     if vec > 1:
@@ -254,9 +263,9 @@ def _any(
     ]
     numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by, prod(a.kernel for a in axes)]
     constants = common | {
-        "TABLE_D": not axes[0].regular,
-        "TABLE_H": not axes[1].regular,
-        "TABLE_W": not axes[2].regular,
+        "TABLE_D": tabled or not axes[0].regular,
+        "TABLE_H": tabled or not axes[1].regular,
+        "TABLE_W": tabled or not axes[2].regular,
         "UNIT": vec,
         "VEC": vec,
         "LANES": lanes,
@@ -266,5 +275,5 @@ def _any(
     }
     # Tables of single planes serve one call alone.
     make = tables.__wrapped__ if per_plane else tables
-    held = [nothing(device) * 2 if a.regular else make(a, device) for a in axes]
+    held = [nothing(device) * 2 if a.regular and not tabled else make(a, device) for a in axes]
     return launcher(any_forward_kernel, grid, numbers, constants, [t for h in held for t in h], itemsize < 16)
