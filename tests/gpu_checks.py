@@ -362,6 +362,8 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
         ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
         ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
         ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
+        ("adaptive_avg_pool2d", (1, 2, 35, 41), (1,)),
+        ("adaptive_max_pool2d", (1, 2, 34, 40), (1,)),
     ],
 )
 def test_several_kernels(monkeypatch, name, shape, args, layout):
