@@ -365,7 +365,7 @@ void execute(Problem& p, const Kernel& kernel, int64_t cost) {
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
   const int workers = cost < serial_bytes.load() ? 1 : int(std::min<int64_t>(num_threads(), p.units));
-  if (recording) steps.back().threads = std::max(1, workers);
+  if (recording && !steps.empty()) steps.back().threads = std::max(1, workers);
   std::optional<Watch> watch;
   if (released && visited >= long_visits && hears_signals()) {
     const double share = std::min(4 * long_visits / visited, first_bytes / double(cost));

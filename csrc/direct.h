@@ -429,6 +429,11 @@ template <class R, class S, bool coded> struct Direct {
         plain(0);
       return out;
     }
+    if (row.whole.hi - row.whole.lo < N) {  // two vectors cover all of them, see `covered`
+      cut(0, 0);
+      cut(out - N, 1);
+      return out;
+    }
     const int64_t end = right ? out - N : out, last = right ? row.whole.hi : out;
     int64_t o = 0;
     if (left) {
@@ -436,13 +441,19 @@ template <class R, class S, bool coded> struct Direct {
       o = N;
     }
     for (; o < end && o + N <= last; o += N) plain(o);
-    const bool more = o < end, whole = last - N >= row.whole.lo;
-    if (more && whole) {  // those that are left, with some once more
+    if (o < end) {  // those that are left, with some once more
       plain(last - N);
       o = last;
     }
-    if (right || (more && !whole)) cut(out - N, 1);
+    if (right) cut(out - N, 1);
     return o;
+  }
+
+  // Whether the first and the last N windows of a longer row are all that may be cut off, and no window is left out.
+  template <int N> static bool covered(const Row& row) {
+    if (row.out <= N) return true;
+    if (row.whole.hi - row.whole.lo < N) return row.out <= 2 * N;
+    return row.whole.lo <= N && row.out - row.whole.hi <= N;
   }
 
   template <int N> static Mask<V, N> mask_of(const Axis& a, int64_t o) {
@@ -520,6 +531,7 @@ template <class R, class S, bool coded> struct DirectRows {
         if (p.arrays()[k].lead[a] < 0 || (a < p.n_axes && p.arrays()[k].pooled[a] < 0)) return false;
     const Range whole = interior(last, 0, last.out);
     if (whole.lo > 4 || last.out - whole.hi > 4) return false;
+    if (!D::template covered<wide<V>>({last.out, last.origin, whole})) return false;
     if constexpr (coded) {
       if (p.extra == Extra::offset32 || !follows_y(p)) return false;
       if (p.extra == Extra::index64 && (sizeof(V) < 4 || plane_elements(p) > int64_t(UINT32_MAX)))

@@ -42,6 +42,7 @@ class Case:
     out_end: str = ""
     result_end: str = ""
     gradient: bool = False
+    usual: bool = False  # a layer of a network
     grad_layout: Layout = field(default_factory=lambda: packed(0))
     indices: Array | None = None  # of unpooling
     indices_layout: Layout | None = None
@@ -111,6 +112,16 @@ def given(function: str, values: Array, framework: str = "numpy", **kwargs: Any)
         names = ("stride", "padding", "dilation", "ceil_mode")
         options = {name: kwargs[name] for name in names if name in kwargs}
         case.plans, case.taps = [oracle.sliding_plan(sizes, window, **options)], prod(window)
+    case.others = (1, 0, packed(values.ndim))
+    case.grad_layout = packed(values.ndim)
+    return case
+
+
+def given_unpool(values: Array, indices: Array, sizes: tuple[int, ...], framework: str) -> Case:
+    """A case of `unpool` over the last axes."""
+    axes = tuple(range(values.ndim - len(sizes), values.ndim))
+    case = Case(0, "unpool", framework, "max", axes, values, packed(values.ndim), {"output_size": sizes})
+    case.sizes, case.indices, case.indices_layout = sizes, indices, packed(values.ndim)
     case.others = (1, 0, packed(values.ndim))
     case.grad_layout = packed(values.ndim)
     return case

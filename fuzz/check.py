@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import ndpool
-from fences import Memory, packed, poisoned_results
+from fences import Memory, poisoned_results
 from fuzz import reference
 from fuzz.call import arrays, convert, invoke, memory, run
 from fuzz.case import Case
@@ -238,29 +238,4 @@ def tags(case: Case) -> dict[str, list[str]]:
         "threads": [str(case.threads)],
         "kind": ["illegal arguments"] if case.illegal else ["gradient"] * case.gradient + ["forward"],
     }
-    if hasattr(ndpool, "explain") and not case.illegal and not case.layer:
-        found["engine"] = [engine(case)]
     return found
-
-
-def engine(case: Case) -> str:
-    """Which engine of the core serves the case, by the package's own account."""
-    x = packed_input(case)
-    at = None if case.indices is None else convert(case.indices, case.framework)
-    first = (x,) if at is None else (x, at)
-    kwargs = {key: convert(value, case.framework) for key, value in case.kwargs.items()}
-    if "dtype" in kwargs and case.framework == "torch":
-        kwargs.pop("dtype")
-    try:
-        return str(
-            getattr(ndpool.explain(getattr(ndpool, case.function), *first, **kwargs), "engine", "unknown")
-        )
-    except (TypeError, ValueError) as error:
-        raise AssertionError(f"explain: {error!r}") from error
-
-
-def packed_input(case: Case) -> Any:
-    """The input in the layout of the case, without fences."""
-    return convert(
-        memory(case, case.values, case.layout or packed(len(case.shape)), "").array, case.framework
-    )

@@ -60,6 +60,19 @@ NAMED = [
 ]
 GENERAL = ["pool"] * 8 + ["adaptive_pool"] * 3 + ["unpool"]
 REDUCTIONS = ["max", "min", "avg", "sum", "lp"]
+# Layers of networks, for which the core has engines of their own: kernel, stride, padding, dilation.
+USUAL = [(2, 2, 0, 1), (2, 2, 1, 1), (3, 2, 1, 1), (3, 2, 0, 1), (3, 1, 1, 1), (5, 1, 2, 1), (7, 1, 3, 1)]
+USUAL += [
+    (4, 1, 2, 1),
+    (9, 1, 4, 1),
+    (13, 1, 6, 1),
+    (17, 1, 8, 1),
+    (31, 1, 15, 1),
+    (3, 2, 1, 2),
+    (3, 1, 1, 2),
+]
+CHANNELS = [1, 2, 3, 8, 16, 17, 32, 33, 65]
+PLANES = [4, 5, 7, 8, 9, 13, 14, 15, 16, 17, 20, 28, 31, 33, 40, 56, 90]
 
 
 def draw_sizes(rng: Rng, n: int, budget: int) -> list[int]:
@@ -91,14 +104,19 @@ def draw_window(rng: Rng, size: int, strict: bool, dilates: bool) -> tuple[int, 
     return kernel, stride, before, after, dilation
 
 
-def draw_sliding(rng: Rng, sizes: Sequence[int], function: str, cost: int) -> tuple[dict[str, Any], Plan]:
+def draw_sliding(
+    rng: Rng, sizes: Sequence[int], function: str, cost: int, usual: bool
+) -> tuple[dict[str, Any], Plan]:
     """Arguments of a sliding function and its windows; at most `cost` elements in all windows of a plane."""
     n, strict = len(sizes), function != "pool"
     dilates = not strict or function.startswith("max")
     single = chance(rng, 0.12)  # one output
     for attempt in range(100):
         ceil = chance(rng, 0.35)
-        if single:
+        if usual:
+            k, s, p, d = pick(rng, USUAL)
+            axes = [(k, s, p, p, d if dilates else 1)] * n
+        elif single:
             axes = [(size, 1 if chance(rng, 0.5) else size, 0, 0, 1) for size in sizes]
         elif chance(rng, 0.5):
             axes = [draw_window(rng, min(sizes), strict, dilates)] * n
@@ -232,6 +250,8 @@ def draw_fractional(rng: Rng, case: Case, shape: tuple[int, ...]) -> dict[str, A
 def draw(seed: int, isas: int) -> Case:
     """The case of a seed, for so many instruction sets."""
     rng = np.random.default_rng(seed)
+    if chance(rng, 0.12):
+        return draw_usual(rng, seed, isas)
     framework = "torch" if chance(rng, 0.3) else "numpy"
     function = pick(rng, GENERAL if chance(rng, 0.5) else NAMED)
     budget = int(rng.choice([60, 600, 3000, 20000, 150000], p=[0.36, 0.4, 0.2, 0.035, 0.005]))
@@ -265,6 +285,24 @@ def draw(seed: int, isas: int) -> Case:
     return case
 
 
+def draw_usual(rng: Rng, seed: int, isas: int) -> Case:
+    """A layer of a network: common windows, dtypes and layouts."""
+    framework = "torch" if chance(rng, 0.5) else "numpy"
+    function = pick(rng, ["max_pool2d", "max_pool2d", "avg_pool2d", "pool", "adaptive_max_pool2d"])
+    reduce = pick(rng, ["max", "min", "avg", "sum"]) if function == "pool" else "max"
+    reduce = "avg" if "avg" in function else reduce
+    dtype = np.dtype(np.float32) if chance(rng, 0.6) else pick(rng, [d for d in DTYPES if d != BOOL])
+    while True:
+        shape = (int(rng.integers(1, 4)), pick(rng, CHANNELS), pick(rng, PLANES), pick(rng, PLANES))
+        if prod(shape) <= 20000:
+            break
+    case = Case(seed, function, framework, reduce, (2, 3), np.empty(shape, dtype), packed(4), {}, usual=True)
+    _draw_arguments(rng, case, 20 * prod(shape))
+    case.values = draw_values(rng, shape, dtype, case)
+    _draw_surroundings(rng, case, isas)
+    return case
+
+
 def _draw_arguments(rng: Rng, case: Case, budget: int) -> None:
     function, axes, sizes = case.function, case.axes, [case.shape[a] for a in case.axes]
     general = function in GENERAL
@@ -281,7 +319,7 @@ def _draw_arguments(rng: Rng, case: Case, budget: int) -> None:
         case.plans = [plan]
         case.taps = 0
     else:
-        kwargs, plan = draw_sliding(rng, sizes, function, cost)
+        kwargs, plan = draw_sliding(rng, sizes, function, cost, case.usual)
         case.plans = [plan]
         kernel = oracle.entries(kwargs["window" if general else "kernel_size"], len(sizes))
         case.taps = prod(kernel)
@@ -310,6 +348,8 @@ def _draw_arguments(rng: Rng, case: Case, budget: int) -> None:
 def _draw_surroundings(rng: Rng, case: Case, isas: int) -> None:
     ndim, numpy = len(case.shape), case.framework == "numpy"
     case.layout = draw_layout(rng, ndim, numpy)
+    if case.usual and chance(rng, 0.8):
+        case.layout = packed(ndim) if chance(rng, 0.6) else packed(ndim, [0, 2, 3, 1])
     case.values = repeated(case.values, case.layout)
     case.end = pick(rng, [*ENDS, *ENDS, ""])
     case.threads, case.isa = int(rng.integers(1, 4)), int(rng.integers(isas))

@@ -38,8 +38,7 @@ def prepare() -> int:
     faulthandler.enable(all_threads=False)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # the references are small; ndpool's threads are its own
-    if hasattr(core, "set_serial_bytes"):
-        core.set_serial_bytes(1)  # threads for small arrays, too
+    core.set_serial_bytes(1)  # threads for small arrays, too
     with poisoned_results():  # PyTorch imports much for it
         limit_memory()
     return len(core.isa_names())
@@ -55,13 +54,17 @@ def limit_memory(more: int = 2 << 30) -> None:
 def one(case: Case) -> dict[str, Any]:
     """Check a case; what it was about, and what went wrong."""
     from fuzz.check import check, tags
+    from ndpool._native import core
 
+    core.set_recording(True)
+    failure = {}
     try:
         check(case)
-        return {"tags": tags(case)}
     except Exception as error:
         told = str(error) if type(error) is AssertionError and str(error) else traceback.format_exc(limit=-4)
-        return {"tags": tags(case), "failure": told}
+        failure = {"failure": told}
+    engines = sorted({f"{engine} {isa}" for _, engine, isa, _ in core.recorded()})
+    return {"tags": tags(case) | {"engine": engines}, **failure}
 
 
 def work(seed: int, first: int, step: int, stop: int, to: TextIO) -> None:

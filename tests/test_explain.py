@@ -158,6 +158,15 @@ def test_an_error_ends_the_recording():
     assert len(ndpool.explain(ndpool.max_pool2d, image(1, 2, 8, 8), 2).steps) == 1
 
 
+def test_an_explanation_inside_another_keeps_to_itself():
+    def both(x):
+        ndpool.max_pool2d(x, 2)
+        assert len(ndpool.explain(ndpool.max_pool2d, x, 2).steps) == 1
+        return ndpool.avg_pool2d(x, 2)
+
+    assert len(ndpool.explain(both, image(1, 2, 8, 8)).steps) == 2
+
+
 @pytest.mark.torch
 def test_tensors_and_their_gradients():
     torch = pytest.importorskip("torch")

@@ -8,15 +8,17 @@ processes, which say what they are about to do.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import count, pairwise, product
+from itertools import chain, count, pairwise, product
+from math import prod
 
 import numpy as np
 import pytest
 
 from cases import DTYPES
 from fences import ENDS, Layout, Memory, packed, poisoned_results
-from fuzz.case import given
+from fuzz.case import Case, given, given_unpool
 from fuzz.check import check
 from helpers import hard_values, run_child, small
 from ndpool._native import core
@@ -57,6 +59,8 @@ CALLS = [  # function, shape, arguments
     ("adaptive_pool", (4, 31, 3), {"output_size": (1,), "axes": (1,)}),
 ]
 
+UNPOOLED = [((2, 3, 5, 7), (10, 14)), ((2, 33, 4), (9,)), ((1, 2, 2, 3, 4), (4, 6, 8))]  # values, sizes
+
 
 def layouts(ndim: int) -> list[Layout]:
     """Packed, channels-last, Fortran order, gaps, negative and mixed strides, misaligned."""
@@ -73,12 +77,13 @@ def layouts(ndim: int) -> list[Layout]:
     ]
 
 
-def sweep(isa: str, end: str, begin: int) -> None:
-    """All calls, dtypes and layouts from one number on; each says its name before it runs."""
-    assert core.set_isa(isa)
-    if hasattr(core, "set_serial_bytes"):
-        core.set_serial_bytes(1)
-    numbers = count()
+def framework_of(number: int, *of: Layout) -> str:
+    """Every third case on tensors, where they can have the layouts."""
+    possible = all(-1 not in layout.signs for layout in of) and find_spec("torch")
+    return "torch" if number % 3 == 2 and possible else "numpy"
+
+
+def pooled(numbers: Iterator[int]) -> Iterator[tuple[int, Case]]:
     for (function, shape, kwargs), dtype in product(CALLS, DTYPES):
         averages = "avg" in function or kwargs.get("reduce") == "avg"
         if averages and dtype.kind == "b":
@@ -87,22 +92,41 @@ def sweep(isa: str, end: str, begin: int) -> None:
         values = np.abs(values) if "lp" in function else values
         for layout, other in zip(layouts(len(shape)), layouts(len(shape))[::-1], strict=True):
             number = next(numbers)
-            torch = number % 3 == 2 and -1 not in layout.signs + other.signs and find_spec("torch")
-            if number < begin:
-                continue
-            case = given(function, values, "torch" if torch else "numpy", **kwargs)
+            case = given(function, values, framework_of(number, layout, other), **kwargs)
             if case.picks:
                 case.kwargs["return_indices"] = number % 2 == 1
-            case.seed, case.layout, case.out, case.grad_layout = number, layout, (other, layout), other
-            case.end = case.out_end = case.result_end = end
-            case.threads, case.isa = 1 + number % 3, core.isa_names().index(isa)
-            case.others = (1 + (number + 1) % 3, case.isa, other)
-            case.gradient = is_float(dtype)
-            print(f"{number} {case} with {case.threads} threads", flush=True)
-            try:
-                check(case)
-            except AssertionError as error:
-                print(f"failed: {error}", flush=True)
+            case.layout, case.out, case.grad_layout = layout, (other, layout), other
+            yield number, case
+
+
+def unpooled(numbers: Iterator[int]) -> Iterator[tuple[int, Case]]:
+    for (shape, sizes), dtype in product(UNPOOLED, DTYPES):
+        for layout, other in zip(layouts(len(shape)), layouts(len(shape))[::-1], strict=True):
+            number = next(numbers)
+            indices = np.random.default_rng(number).integers(0, prod(sizes), shape)
+            framework = framework_of(number, layout, other)
+            case = given_unpool(small(shape, dtype, low=0), indices, sizes, framework)
+            case.layout, case.indices_layout, case.grad_layout = layout, other, other
+            yield number, case
+
+
+def sweep(isa: str, end: str, begin: int) -> None:
+    """All calls, dtypes and layouts from one number on; each says its name before it runs."""
+    assert core.set_isa(isa)
+    core.set_serial_bytes(1)
+    numbers = count()
+    for number, case in chain(pooled(numbers), unpooled(numbers)):
+        if number < begin:
+            continue
+        case.seed, case.end, case.out_end, case.result_end = number, end, end, end
+        case.threads, case.isa = 1 + number % 3, core.isa_names().index(isa)
+        case.others = (1 + (number + 1) % 3, case.isa, case.grad_layout)
+        case.gradient = is_float(case.dtype)
+        print(f"{number} {case} with {case.threads} threads", flush=True)
+        try:
+            check(case)
+        except AssertionError as error:
+            print(f"failed: {error}", flush=True)
     print("done", flush=True)
 
 

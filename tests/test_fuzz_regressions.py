@@ -151,6 +151,39 @@ FOUND: dict[str, tuple[Any, ...]] = {
         None,
         gaps(0, 4, 0, 0),
     ),
+    # Rows one longer than a vector whose last windows are cut off further in than the last one.
+    "rows a little longer than a vector": (
+        "pool",
+        "f4",
+        (6, 2, 33),
+        {
+            "window": (1, 2),
+            "stride": (1, 2),
+            "dilation": (1, 3),
+            "padding": [(0, 0), (0, 2)],
+            "ceil_mode": True,
+            "return_indices": True,
+        },
+    ),
+    "rows a little longer than a short vector": (
+        "pool",
+        "f8",
+        (6, 2, 17),
+        {
+            "window": (1, 3),
+            "stride": (1, 2),
+            "padding": [(0, 0), (4, 4)],
+            "dilation": (1, 4),
+            "ceil_mode": True,
+        },
+    ),
+    # Powers of PyTorch differ in their last bits at the end of a tensor.
+    "norm of a part": (
+        "pool",
+        "i8",
+        (31, 13, 1),
+        {"window": (3,), "ceil_mode": True, "reduce": "lp", "norm_type": 3, "axes": (0,), "dtype": "float64"},
+    ),
     # Axes out of order.
     "axes out of order": ("pool", "f4", (3, 4, 5, 6), {"window": (2, 2, 2), "axes": (1, 0, 3)}),
     "axes out of order, adaptive": (

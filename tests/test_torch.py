@@ -973,6 +973,13 @@ def freed_view():
     return view
 
 
+def freed_before_backward():
+    x = torch.rand(1, 3, 4, 4, requires_grad=True)
+    y = ndpool.lp_pool2d(x, 2, 2)
+    x.untyped_storage().resize_(0)
+    y.sum().backward()
+
+
 FREED = {
     "small": lambda: ndpool.max_pool2d(freed(1, 3, 4, 4), 2),
     "large": lambda: ndpool.max_pool2d(freed(2, 3, 64, 64), 2),
@@ -985,6 +992,13 @@ FREED = {
     "trained with indices": lambda: ndpool.max_pool2d(
         freed(1, 3, 4, 4).requires_grad_(), 2, return_indices=True
     ),
+    "integer norm": lambda: ndpool.lp_pool2d(freed(1, 3, 4, 4, dtype=torch.int32), 2, 2),
+    "infinite norm": lambda: ndpool.lp_pool2d(freed(1, 3, 4, 4), float("inf"), 2),
+    "infinite norm, trained": lambda: ndpool.lp_pool2d(freed(1, 3, 4, 4).requires_grad_(), float("inf"), 2),
+    "other dtype": lambda: ndpool.avg_pool2d(freed(1, 3, 4, 4), 2, dtype=torch.float64),
+    "negated": lambda: ndpool.max_pool2d(torch._neg_view(freed(1, 3, 4, 4)), 2),
+    "input of a norm's gradient": lambda: freed_before_backward(),
+    "gradient of a norm": lambda: ndpool.lp_pool2d(leaf(1, 3, 4, 4), 2, 2).backward(freed(1, 3, 2, 2)),
     "view": lambda: ndpool.max_pool2d(freed_view(), 2),
     "cut": lambda: ndpool.max_pool2d(freed(2, 3, 64, 64, left=400), 2),
     "out": lambda: ndpool.max_pool2d(torch.rand(1, 3, 4, 4), 2, out=freed(1, 3, 2, 2)),

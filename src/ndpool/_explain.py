@@ -96,6 +96,9 @@ def explain(function: Callable[..., Any] | str, x: Any, *args: Any, **kwargs: An
     elif not callable(function):
         raise TypeError(f"explain: function must be a function, a name or a layer; got {function!r}")
     name = getattr(function, "__name__", None) or type(function).__name__
+    outer: _Notes | None = getattr(_local, "notes", None)
+    if outer is not None:
+        outer.collect()
     notes = _local.notes = _Notes()
     _count(1)
     _core_recording(True)
@@ -103,9 +106,9 @@ def explain(function: Callable[..., Any] | str, x: Any, *args: Any, **kwargs: An
         _differentiate(function(x, *args, **kwargs), x)
         notes.collect()
     finally:
-        _core_recording(False)
+        _core_recording(outer is not None)
         _count(-1)
-        _local.notes = None
+        _local.notes = outer
     return Explanation(name, tuple(notes.steps), tuple(notes.copies))
 
 

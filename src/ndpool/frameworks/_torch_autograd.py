@@ -244,6 +244,9 @@ class PowerMean(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, y = ctx.saved_tensors
+        for tensor in () if transforms_active() else (x, y, grad):
+            if tensor.is_cpu and not is_legacy_batch(tensor):
+                kernels.check_memory(tensor)  # PyTorch's arithmetic does not look
         before, after = slopes(x, y, ctx.taps, ctx.norm)
         return before * spread(grad * after, *ctx.args), None, None, None, None
 

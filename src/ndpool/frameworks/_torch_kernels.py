@@ -190,6 +190,7 @@ def pool(
     if reduction.norm and not divisor:
         divisor = plan.norm_divisor
     # Every small call comes through here, so the common case is written out.
+    check_memory(x)
     shape, stride = x.shape, x.stride()
     ndim, n = len(shape), len(axes)
     trailing = n <= 3 and axes[0] == ndim - n and axes[-1] == ndim - 1 and (n < 3 or axes[1] == ndim - 2)
@@ -203,7 +204,6 @@ def pool(
     if kind != NO_EXTRA:
         extra = into[1] if into else empty(x, outs, _EXTRA_DTYPES[kind], channels_last, n)
         to = (extra.data_ptr(), outs, extra.stride())
-    check_memory(x)
     address = x.data_ptr()
     if address == 0 or x.is_neg():
         x = real(x)

@@ -13,6 +13,7 @@ from functools import cache
 from math import inf
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
@@ -251,6 +252,8 @@ def _convert(
     norm: float,
 ) -> Any:
     """A pooling with more to it: a dtype asked for, memory given, integers that change, infinite norms."""
+    if x.is_cpu and not transforms_active():
+        check_memory(x)  # PyTorch, whose arithmetic comes first here, does not look
     if reduction.norm and abs(norm) == inf:  # the extremum of the magnitudes
         reduction = REDUCTIONS["max" if norm > 0 else "min"]
         x = x if x.dtype in _UNSIGNED else x.abs()
@@ -300,6 +303,10 @@ def _integer_norm(fn: str, run: Run, x: Tensor, taps: int, norm: int) -> Tensor:
     sums: Tensor = run(powers, REDUCTIONS["avg" if taps else "sum"], False, powers.dtype, 0, 0.0)
     if taps:
         sums = (sums.view(torch.int64) * taps).view(powers.dtype)
+    if sums.is_cpu and not traced(sums) and not transforms_active():
+        # PyTorch's powers at the end of a tensor have other last bits than those before.
+        with np.errstate(invalid="ignore"):
+            return torch.from_numpy(sums.numpy().astype(np.float64) ** (1 / norm))
     return sums.to(torch.float64) ** (1 / norm)
 
 
