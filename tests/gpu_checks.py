@@ -153,8 +153,10 @@ WAYS = [
     ("adaptive_max_pool2d", (1, 4, 34, 12), (2,)),
     ("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)),
     ("adaptive_max_pool2d", (1, 2, 4, 264), (2,)),
-    # Rows of windows in several steps, which a program of many threads takes alone.
-    ("adaptive_max_pool2d", (1, 2, 3, 1061), (2,)),
+    # Rows that are too long to be read at once: windows in several steps.
+    ("adaptive_avg_pool1d", (1, 2, 403), (9,)),
+    ("adaptive_max_pool1d", (1, 2, 403), (9,)),
+    ("adaptive_avg_pool1d", (1, 2, 2504), (9,)),
     ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
@@ -177,8 +179,7 @@ KINDS = [
     for way, layouts in [
         (("max_pool2d", (2, 4, 6, 8), (2,)), LAYOUTS[:3]),
         (("avg_pool2d", (2, 4, 7, 8), (2,)), LAYOUTS[:2]),
-        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), LAYOUTS[:3]),
-        (("max_pool2d", (1, 4, 7, 8), (7, 2, 3)), ("channels_last",)),
+        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), ("channels_last",)),
         (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
@@ -194,6 +195,8 @@ KINDS = [
         (("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
         (("adaptive_max_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
         (("adaptive_max_pool2d", (1, 2, 34, 40), (2,)), ("channels_last",)),
+        (("adaptive_avg_pool1d", (1, 2, 403), (9,)), ("contiguous",)),
+        (("adaptive_max_pool1d", (1, 2, 403), (9,)), ("contiguous",)),
         (("adaptive_avg_pool2d", (2, 3, 24, 24), (1,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (2, 4, 24, 24), (1,)), ("contiguous",)),
     ]
@@ -213,7 +216,7 @@ def test_kinds_are_complete(monkeypatch):
 
     def note(self, *_):
         told = self._arguments[1]
-        flags = ("CHANNELS", "COLUMNS", "PICKS", "KIND", "LOOP", "LOOP_H", "LOOP_W", "SHIFTED", "PARTS")
+        flags = ("CHANNELS", "COLUMNS", "PICKS", "KIND", "LOOP_H", "LOOP_W", "GATHERED", "SHIFTED", "PARTS")
         started.add((self.name, *((flag, bool(told[flag])) for flag in flags if flag in told)))
 
     _torch_gpu_quick._recipes.clear()  # which start some without a look
@@ -308,9 +311,9 @@ class Fenced:
         flat = torch.frombuffer(inside.data, dtype=x.dtype, count=x.numel(), offset=offset)
         return flat.as_strided(x.shape, x.stride())
 
-    def empty(self, x, shape, dtype, channels_last):
+    def empty(self, x, shape, dtype, channels_last, *n_axes):
         """In the place of the kernels' own."""
-        return self.like(kernels.empty(torch.empty(0), shape, dtype, channels_last))
+        return self.like(kernels.empty(torch.empty(0), shape, dtype, channels_last, *n_axes))
 
 
 fences = pytest.mark.skipif(GPU or sys.platform != "linux", reason="fences the memory of a CPU")

@@ -15,6 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -147,16 +148,13 @@ def call(
         _torch_gpu.spread(grad, axes, plan, reduction, dtype, divisor, last)
 
 
-# Functions by name: the reduction, and an output size or a window.
-SIZED: dict[str, tuple[str, Any]] = {
+# Functions whose kernels are made for any image size: the reduction, and the output size.
+SIZED = {
     "adaptive average to 7": ("avg", 7),
     "adaptive max to 7": ("max", 7),
     "adaptive average to 3": ("avg", 3),
     "global average": ("avg", 1),
     "global max": ("max", 1),
-    "max 2x2": ("max", (2, 2, 0)),
-    "max 3x3 stride 2": ("max", (3, 2, 1)),
-    "max 5x5 stride 1": ("max", (5, 1, 2)),
 }
 
 
@@ -165,19 +163,17 @@ def kernels_of_sizes(
 ) -> dict[str, set[str]]:
     """The kernels that images of n sizes need; offsets of 8 and of 32 bits apart.
 
-    Aligned images have 64 channels, others any number of them: vectors do not always fit theirs.
+    Aligned images have 64 channels, others any number of them: vectors do not always fit theirs. Small planes
+    and windows that are all alike have kernels of their own.
     """
-    reduce, window = SIZED[name]
+    reduce, out = SIZED[name]
     rng, found = np.random.default_rng(5), {}
     for _ in range(n):
-        sizes = tuple(map(int, rng.integers(24, 257, 2)))
+        sizes = tuple(map(int, rng.integers(65 if out == 1 else 24, 257, 2)))
         shape = (int(rng.integers(2, 65)), 64 if aligned else int(rng.integers(2, 600)), *sizes)
-        if isinstance(window, tuple):
-            plan = geometry.sliding(
-                "pool", sizes, *((k, k) for k in window), (1, 1), False, True, strict=False
-            )
-        else:
-            plan = geometry.adaptive("adaptive_pool", sizes, window, strict=False)
+        if out > 1 and not any(size % out for size in sizes):
+            continue
+        plan = geometry.adaptive("adaptive_pool", sizes, out, strict=False)
         bits = "" if reduce != "max" or part not in ("offsets", "backward") else 8 if plan.taps <= 256 else 32
         with counting() as made:
             call(shape, plan, reduce, dtype, layout, parts=(part,))
@@ -186,22 +182,24 @@ def kernels_of_sizes(
 
 
 def count(n: int, most: int) -> int:
-    """A table of how many kernels n sizes need; whether an adaptive function needs more than `most`."""
+    """A table of how many kernels n sizes need; how many lines of it have more than `most`.
+
+    Adaptive windows in contiguous rows are left out: their forward kernels are made for the rows of a window.
+    """
     failures = 0
-    for name in SIZED:
-        for layout in ("contiguous", "channels_last"):
-            for dtype in (torch.float32, torch.bfloat16):
-                for aligned in (True, False):
-                    cells = {}
-                    for part in PARTS if SIZED[name][0] == "max" else ("values", "backward"):
-                        cells |= kernels_of_sizes(name, layout, dtype, part, n, aligned)
-                    # Rows and planes of any length are a second class of alignment.
-                    limit = most if aligned else 2 * most
-                    many = [cell for cell, made in cells.items() if len(made) > limit]
-                    failures += bool(many) and not isinstance(SIZED[name][1], tuple)
-                    kind = "aligned" if aligned else "any"
-                    told = ", ".join(f"{cell} {len(made)}" for cell, made in cells.items())
-                    print(f"{name}, {layout}, {dtype}, {kind}: {told}{' TOO MANY' * bool(many)}", flush=True)
+    for (name, (reduce, out)), layout in product(SIZED.items(), ("contiguous", "channels_last")):
+        parts = PARTS if reduce == "max" else ("values", "backward")
+        parts = parts if out == 1 or layout == "channels_last" else ("backward",)
+        for dtype, aligned in product((torch.float32, torch.bfloat16), (True, False)):
+            cells = {}
+            for part in parts:
+                cells |= kernels_of_sizes(name, layout, dtype, part, n, aligned)
+            # Rows and planes of any length are a second class of alignment.
+            many = any(len(made) > (most if aligned else 2 * most) for made in cells.values())
+            failures += many
+            kind = "aligned" if aligned else "any"
+            told = ", ".join(f"{cell} {len(made)}" for cell, made in cells.items())
+            print(f"{name}, {layout}, {dtype}, {kind}: {told}{' TOO MANY' * many}", flush=True)
     return failures
 
 
@@ -273,7 +271,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no draw after this time")
     parser.add_argument("--whole", action="store_true", help="to machine code, with ptxas; slow")
     parser.add_argument("--sizes", type=int, default=0, help="count the kernels of so many sizes instead")
-    parser.add_argument("--most", type=int, default=4, help="kernels that an adaptive function may need")
+    parser.add_argument("--most", type=int, default=4, help="kernels that a function may need")
     options = parser.parse_args()
     if options.sizes:
         return 1 if count(options.sizes, options.most) else 0

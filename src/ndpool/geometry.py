@@ -166,11 +166,10 @@ def round_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
 class Plan:
     """The windows of a call: one `AxisPlan` per pooled axis."""
 
-    __slots__ = ("adaptive", "axes", "core", "norm_divisor", "out", "sizes", "taps")
+    __slots__ = ("axes", "core", "norm_divisor", "out", "sizes", "taps")
 
     def __init__(self, axes: Sequence[AxisPlan], adaptive: bool = False) -> None:
         self.axes = tuple(axes)
-        self.adaptive = adaptive  # windows follow from the sizes alone
         self.sizes = tuple(axis.size for axis in axes)
         self.out = tuple(axis.out for axis in axes)
         self.taps = prod(axis.kernel for axis in axes)

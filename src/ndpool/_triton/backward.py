@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton.cells import by_cells
-from ndpool._triton.forward import forward, rows_apart, unpadded
+from ndpool._triton.forward import forward, rows_apart, uneven, unpadded
 from ndpool._triton.kernels.any_backward import any_backward_kernel
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.few_backward import few_backward_kernel
@@ -102,14 +102,6 @@ def backward(
     if rows and unpadded(three) and max(most_holders(three[0]), most_holders(last)) <= 2:
         return _held(three, w, size, by, common, device)
     return _any_backward(three, w, size, by, common, device)
-
-
-def uneven(axes: tuple[AxisPlan, ...]) -> bool:
-    """Whether windows along some axis differ: tables then tell those of all axes, even ones included.
-
-    Such windows follow from sizes, and another size must not make another kernel.
-    """
-    return unpadded(axes) and not all(a.regular for a in axes)
 
 
 def most_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:

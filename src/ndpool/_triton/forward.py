@@ -18,9 +18,12 @@ from torch import Tensor
 
 from ndpool._native import INDEX64
 from ndpool._triton.kernels.any_forward import any_forward_kernel
+from ndpool._triton.kernels.spans import span_forward_kernel
+from ndpool._triton.kernels.whole import rows_whole_kernel
 from ndpool._triton.kernels.window_forward import window_forward_kernel
 from ndpool._triton.launch import (
     SQUARES,
+    SUM,
     THREADS,
     Launch,
     axis_numbers,
@@ -47,10 +50,9 @@ from ndpool._triton.planes import channels_forward, plane_forward, rows_of_chann
 from ndpool._triton.strip import FILLED, strip
 from ndpool.geometry import AxisPlan, Plan
 
-# Elements of a window from which one program is not given several of them.
+# Elements of a window from which rows are read whole where vectors make up for it, and in any case.
 SOME, MANY = 65, 256
-TILE = 512  # elements of one row of its windows that a program reads at once
-ROWS = 4  # such rows
+TILE = 512  # elements of a row of its windows that a program reads at once
 
 
 def forward(
@@ -93,13 +95,8 @@ def forward(
     # So many channels that a strip of small planes is faster.
     if rows and (rows > 64 or prod(w.sizes) // widest(size) < 2**16):
         return channels_forward(w, rows, size, by, common | {"DIVIDE": divide}, dtype)
-    if plan.adaptive and not small(plan):
-        # Windows follow from sizes here, which no kernel must be made for.
-        by, divide = (by, divide) if divisor or not divides else (1, 2)
-        found = _windows(three, w, size, by, common | {"DIVIDE": divide}, device)
-        return found or _any(three, w, size, by, common | {"DIVIDE": divide}, device, tabled=True)
     if taken_whole(three, SOME):
-        found = _windows(three, w, size, by, common | {"DIVIDE": divide}, device)
+        found = _whole(three, w, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
     if strips(three):
@@ -110,15 +107,11 @@ def forward(
         if found is not None:
             return found
     if unpadded(three):
-        found = _windows(three, w, size, by, common | {"DIVIDE": divide}, device)
+        found = _spans(three, w, size, by, common | {"DIVIDE": divide}, device)
+        found = found or _windows(three, w, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
     return _any(three, w, size, by, common | {"DIVIDE": divide}, device)
-
-
-def small(plan: Plan) -> bool:
-    """Whether windows are alike and so small that few sizes have such: kernels are made for them."""
-    return strips(plan.axes) and max(a.kernel for a in plan.axes) <= 4
 
 
 def rows_apart(
@@ -154,6 +147,38 @@ def rows_apart(
     return None if w is None else (padded(Plan([*rows, axis])), w)
 
 
+def _spans(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
+) -> Launch | None:
+    d, h, last = axes
+    plane, planes = prod(a.size for a in axes), w.sizes[1] * w.sizes[2]
+    # Shorter vectors leave less beside a span.
+    unit = min(4 if common["OP"] == SUM and itemsize > 2 else 2, widest(itemsize, plane * planes))
+    if not packed(axes, w) or unit == 1 or not 4 <= last.kernel <= 32:
+        return None
+    n_lanes, least = planes * last.out, int(windows_of(last)[1].min())
+    lanes = lanes_for(n_lanes, THREADS)
+    numbers: list[Any] = [n_lanes, *map(magic, (last.out, h.out, d.out)), plane, w.narrow[1], *w.narrow[3:]]
+    numbers += [h.size, last.size, d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
+    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
+        "UNIT": unit,
+        "VECTORS": -(-(last.kernel + unit - 1) // unit),
+        "FILLED": least // unit,
+        "MET": -(-least // unit),
+        "UNROLL": 1 if common["KIND"] else 2,
+        "LANES": lanes,
+        "num_warps": lanes // 32,
+    }
+    held = [t for a in axes for t in tables(a, device)]
+    grid = -(-n_lanes // lanes) * d.out * h.out
+    return launcher(span_forward_kernel, grid, numbers, constants, held, itemsize < 16)
+
+
 def unpadded(axes: tuple[AxisPlan, ...]) -> bool:
     """Whether all planes have the same windows, without holes, and no tap of them is padding."""
     return all(
@@ -162,10 +187,64 @@ def unpadded(axes: tuple[AxisPlan, ...]) -> bool:
     )
 
 
+def uneven(axes: tuple[AxisPlan, ...]) -> bool:
+    """Whether windows along some axis differ: tables then tell those of all axes, even ones included.
+
+    Such windows follow from sizes, and another size must not make another kernel.
+    """
+    return unpadded(axes) and not all(a.regular for a in axes)
+
+
 def taken_whole(axes: tuple[AxisPlan, ...], least: int = MANY) -> bool:
     """Whether windows have very many elements, share few with each other, and none of them is padding."""
     shared = prod(max(1, a.kernel * a.out // a.size) for a in axes)
     return shared == 1 and prod(a.kernel for a in axes) >= least and unpadded(axes)
+
+
+def _whole(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
+) -> Launch | None:
+    d, h, last = axes
+    short = last.size <= 256
+    if w.channels or w.wide[5] != 1 or last.size > 4096 or (last.out > 8 and not short):
+        return None
+    n_planes = w.sizes[1] * w.sizes[2]
+    unit, width = widest(itemsize, last.size, *w.wide[1:5]), max(32, next_power(last.size))
+    few = prod(a.kernel for a in axes) < MANY
+    if few and (not short or unit * itemsize < (4 if common["OP"] == SUM else 16 if common["KIND"] else 8)):
+        return None
+    outs, taps = next_power(last.out), next_power(last.kernel)
+    most = 2**11 if common["OP"] == 2 else 2**10
+    # Rows are cut up inside a warp where four of them, of as many planes, are not too much for one.
+    planes = 4 if few else max(4, most // max(width, outs * taps)) if short else 1
+    while planes > 4 and d.out * h.out * n_planes < planes * 1056:
+        planes //= 2
+    wide = [s // unit for s in w.wide[1:5]]
+    numbers: list[Any] = [w.sizes[1], *map(magic, (w.sizes[1], h.out, d.out)), n_planes]
+    numbers += [*wide, *w.narrow[1:], h.size, last.size]
+    numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
+    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
+        "UNIT": unit,
+        "PLANES": planes,
+        "ROWS": h.kernel if h.kernel < 13 else -(-h.kernel // -(-h.kernel // 10)),
+        "WIDTH": width,
+        "OUTS": outs,
+        "TAPS": taps,
+        "GATHERED": short,
+        "num_warps": 2 if few and unit * itemsize < 16 else 4,
+    }
+    # Windows that follow each other need no tables.
+    plain = [d.size == 1, *(a.regular and a.stride == a.kernel for a in (h, last))]
+    if short and h.size > 1 and not all(plain[1:]):
+        plain[1:] = False, False  # one kernel, whichever axis needs them
+    held = [t for a, p in zip(axes, plain, strict=True) for t in needed(not p, *tables(a, device))]
+    grid = d.out * h.out * -(-n_planes // planes)
+    return launcher(rows_whole_kernel, grid, numbers, constants, held, itemsize < 16)
 
 
 @lru_cache(128)
@@ -195,16 +274,16 @@ def _windows(
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch | None:
-    """Windows of any size along contiguous rows; None where rows are not, or windows are narrow."""
+    """Long windows along contiguous rows of any length."""
     d, h, last = axes
-    if w.channels or w.wide[5] != 1 or last.kernel < 4:
+    if w.channels or w.wide[5] != 1 or last.kernel <= 32:
         return None
     n_planes = w.sizes[1] * w.sizes[2]
     # Vectors are read whole: the last one must not reach behind the input.
     unit = min(4, max(1, 8 // itemsize))
     if not packed(axes, w) or prod(a.size for a in axes) * n_planes % unit:
         unit = 1
-    width, loop = _widths(last, unit, w.wide[1:5])
+    width = 64 if last.kernel + unit - 1 <= 256 else TILE
     windows = TILE // width
     n_lanes = n_planes * last.out
     numbers: list[Any] = [n_lanes, w.sizes[1], *map(magic, (last.out, w.sizes[1], h.out, d.out))]
@@ -217,22 +296,11 @@ def _windows(
         "UNIT": unit,
         "WINDOWS": windows,
         "WIDTH": width,
-        "ROWS": ROWS,
-        "LOOP": loop,
+        "ROWS": 4,
         "num_warps": THREADS // 32,
     }
     grid = d.out * h.out * -(-n_lanes // windows)
     return launcher(window_forward_kernel, grid, [*numbers, by, 1 / by], constants, held, itemsize < 16)
-
-
-def _widths(last: AxisPlan, unit: int, pitches: Iterable[int]) -> tuple[int, bool]:
-    """How many columns threads read side by side, a power of 2, and whether windows take several such."""
-    starts, counts = windows_of(last)
-    before = starts % unit if not any(pitch % unit for pitch in pitches) else unit - 1
-    most = int((counts + before).max())
-    if most > 32:
-        return (64 if most <= 256 else TILE), True
-    return max(8, next_power(most)), False
 
 
 def _any(
@@ -242,10 +310,7 @@ def _any(
     by: int,
     common: dict[str, Any],
     device: torch.device,
-    *,
-    tabled: bool = False,
 ) -> Launch:
-    """Windows of any kind; with tables for all axes where `tabled`, or for those that are irregular."""
     per_plane = any(a.starts is not None and a.starts.ndim == 2 for a in axes)
     vec = 1 if per_plane else channel_vector(w, itemsize)
     n_c, last = w.sizes[0] // vec, axes[2]
@@ -262,10 +327,11 @@ def _any(
         *(w.planes if per_plane else (0, 0, 0)),
     ]
     numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by, prod(a.kernel for a in axes)]
+    tabled = [not a.regular or (a.size > 1 and uneven(axes)) for a in axes]
     constants = common | {
-        "TABLE_D": tabled or not axes[0].regular,
-        "TABLE_H": tabled or not axes[1].regular,
-        "TABLE_W": tabled or not axes[2].regular,
+        "TABLE_D": tabled[0],
+        "TABLE_H": tabled[1],
+        "TABLE_W": tabled[2],
         "UNIT": vec,
         "VEC": vec,
         "LANES": lanes,
@@ -275,5 +341,5 @@ def _any(
     }
     # Tables of single planes serve one call alone.
     make = tables.__wrapped__ if per_plane else tables
-    held = [nothing(device) * 2 if a.regular and not tabled else make(a, device) for a in axes]
+    held = [make(a, device) if t else nothing(device) * 2 for a, t in zip(axes, tabled, strict=True)]
     return launcher(any_forward_kernel, grid, numbers, constants, [t for h in held for t in h], itemsize < 16)

@@ -53,7 +53,8 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
     n = min(256, first.kernel // 8, plan.taps // PIECE, -(-PROGRAMS // max(programs, 1)))
     if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not taken_whole(three):
         return None
-    n = next(number for number in (16, 64, 256) if n <= number)  # few kernels put them together
+    if len(plan.axes) == 1:
+        n = next(number for number in (16, 64, 256) if n <= number)  # few kernels put them together
     starts, counts = windows_of(first)
     edges = starts[:, None] + counts[:, None] * np.arange(n + 1) // n
     sizes = np.diff(edges, axis=1)

@@ -16,9 +16,10 @@ from torch import Tensor
 from ndpool._triton.kernels.channels import channel_backward_kernel, channel_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
 from ndpool._triton.launch import SUM, THREADS, Launch, calls_next, launcher, magic, merged, padded
-from ndpool._triton.memory import LIMIT, Walk, walk, widest_or_one
+from ndpool._triton.memory import LIMIT, Walk, next_power, walk, widest, widest_or_one
 from ndpool.geometry import AxisPlan, Plan
 
+LARGE = 2**12  # elements of a plane beyond which a loop reads it
 PROGRAMS = 2112  # that keep a large device busy
 FEW = 64  # rows of channels that are read at once
 ROW = 128  # bytes of a row that threads of one program read side by side
@@ -30,36 +31,35 @@ def plane_forward(
     size, n_planes = axes[2].size, w.sizes[1] * w.sizes[2]
     # Planes that follow each other are read by whole vectors, though these begin between two of them.
     dense = w.leads < 2 and w.wide[1] in (0, size)
-    unit = widest_or_one(itemsize, *([size * n_planes] if dense else [size, *w.wide[1:3]]))
-    lanes, parts, filled, threads = _plane_block(size, unit, itemsize, common["OP"] == SUM)
-    width, planes = lanes * unit, max(1, threads // lanes)
+    pitches = [size * n_planes] if dense else [size, *w.wide[1:3]]
+    unit = widest(itemsize, *pitches)
+    shifted = size % unit > 0
+    vectors = -(-(size + (unit - 1) * shifted) // unit)
+    # A thread has about seven vectors of a plane, those side by side read 32 bytes or more at once.
+    lanes = next_power(-(-vectors // max(1, min(7, 56 // unit))))
+    lanes = max(lanes, 32 if unit == 1 else 2 if itemsize < 4 else 4)
+    if common["OP"] == SUM and lanes > 64 and -(-vectors // 64) * unit <= 60:
+        lanes = 64  # sums need few registers
+    threads = max(lanes, THREADS if common["OP"] == SUM or itemsize > 2 else THREADS // 2)
+    parts = -(-vectors // lanes)
+    if size > LARGE or lanes > 2 * THREADS:
+        # One kernel for all sizes.
+        unit = widest_or_one(itemsize, *pitches)
+        shifted = dense and unit > 1
+        lanes, parts, threads = 4 * THREADS, 0, THREADS if common["OP"] == SUM else 2 * THREADS
+    width, planes = lanes * unit, max(1, min(threads // lanes, next_power(n_planes)))
     numbers: list[Any] = [n_planes, w.sizes[1], size, *w.wide[1:3], *w.narrow[1:3], by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
         "PLANES": planes,
         "WIDTH": width,
         "UNIT": unit,
-        "SHIFTED": dense and unit > 1,
+        "SHIFTED": shifted,
         "PARTS": parts,
-        "FILLED": filled,
+        "FILLED": min(parts, size // width),
         "LEADS": max(1, w.leads),
         "num_warps": threads // 32,
     }
     return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
-
-
-def _plane_block(size: int, unit: int, itemsize: int, sums: bool) -> tuple[int, int, int, int]:
-    """Threads side by side in a plane, how many parts each has of it, those without masks, and all threads.
-
-    Of a few kinds whatever the size; large planes have any number of parts, for which 0 stands.
-    """
-    vectors = -(-(size + unit - 1) // unit)
-    threads = THREADS if sums or itemsize > 2 else THREADS // 2
-    least = 2 if itemsize < 4 else 4
-    for lanes in (least, 4 * least, 16 * least):
-        if vectors <= 4 * lanes:
-            # Small planes that fill all but their last part, such as 7x7, need fewer masks.
-            return lanes, 4, 3 if lanes == least and size >= 3 * lanes * unit else 0, threads
-    return 4 * THREADS, 0, 0, THREADS if sums else 2 * THREADS
 
 
 def rows_of_channels(axes: tuple[AxisPlan, ...], w: Walk) -> int:

@@ -1,4 +1,4 @@
-"""Windows of any size without padding or holes along contiguous rows: adaptive pooling above all.
+"""Long windows without padding or holes along contiguous rows of any length, such as pieces of planes.
 
 Every size is an argument of the launch. Neighbouring threads read a row of a window side by side, by vectors
 that may begin before it and end behind it; elements outside the window are masked. Windows come from tables
@@ -101,7 +101,6 @@ def window_forward_kernel(
     WINDOWS: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
-    LOOP: tl.constexpr,
     LEADS: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
@@ -110,11 +109,7 @@ def window_forward_kernel(
     COMPUTE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """WINDOWS neighbouring windows, ROWS rows of each at a time, by vectors of UNIT elements.
-
-    A row of a window fits into WIDTH elements, or LOOP is set and columns come in pieces of WIDTH.
-    """
-    CODED: tl.constexpr = KIND != 0 or LOOP
+    """WINDOWS neighbouring windows, ROWS rows and WIDTH columns of each at a time, by vectors of UNIT."""
     pid = tl.program_id(0)
     if WIDE:
         pid = pid.to(tl.int64)
@@ -137,10 +132,7 @@ def window_forward_kernel(
     wait_for_memory()
     value = tl.full([WINDOWS], LOW, COMPUTE)
     code = tl.full([WINDOWS], NOWHERE, tl.int32)
-    columns = 1
-    if LOOP:
-        columns = kernel_w + (UNIT - 1)
-    for column in range(0, columns, WIDTH):
+    for column in range(0, kernel_w + (UNIT - 1), WIDTH):
         best = tl.full([WINDOWS, WIDTH], LOW, COMPUTE)
         best_code = tl.full([WINDOWS, WIDTH], NOWHERE, tl.int32)
         for d in range(taps_d):
@@ -167,11 +159,8 @@ def window_forward_kernel(
         if OP == SUM:
             value += tl.sum(best, 1)
         else:
-            part, part_code = best_along(best, best_code, 1, OP, CODED)
-            if LOOP:
-                value, code = _first_of_best(value, code, part, part_code, OP)
-            else:
-                value, code = part, part_code
+            part, part_code = best_along(best, best_code, 1, OP, True)
+            value, code = _first_of_best(value, code, part, part_code, OP)
     to = l1 * y_1 + l2 * y_2 + od * y_d + oh * y_h + ow * y_w
     if OP == SUM:
         if DIVIDE == 1:
