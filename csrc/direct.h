@@ -93,6 +93,11 @@ template <class R, class S, bool coded> struct Direct {
       return evens(read_as<V, N>(x), read_as<V, N>(x + N));
   }
 
+  // Into a sum that only tells whether there was a NaN; integers have none, and might overflow.
+  template <class T> __attribute__((always_inline)) static inline void see(T v, T& all) {
+    if constexpr (can_be_nan) all += v;
+  }
+
   // The elements under the taps of N neighbouring windows of a row; `all` has every one of them in it, but for the
   // last window's last tap. Nothing beyond that is read.
   template <int K, int Stride, int N>
@@ -100,7 +105,7 @@ template <class R, class S, bool coded> struct Direct {
     if constexpr (Stride == 1) {
       for (int t = 0; t < K; ++t) taps[t] = read_as<V, N>(x + t);
       all = taps[0];
-      for (int t = 1; t < K; ++t) all += taps[t];
+      for (int t = 1; t < K; ++t) see(taps[t], all);
       return;
     }
     if constexpr (std::is_same_v<S, bf16>) {  // two neighbours are the halves of a word
@@ -127,7 +132,8 @@ template <class R, class S, bool coded> struct Direct {
       const Vn<N> a = read_as<V, N>(x), b = read_as<V, N>(x + N);
       taps[0] = evens(a, b);
       taps[1] = odds(a, b);
-      all = a + b;
+      all = a;
+      see(b, all);
     }
     if constexpr (K == 3) taps[2] = shifted<1>(taps[0], all_of<Vn<N>>(load_as<V>(x[2 * N])));
   }
@@ -145,7 +151,7 @@ template <class R, class S, bool coded> struct Direct {
       if constexpr (Rows < 0) {
         for (int t = 0; t < K; ++t) {
           taps[t] = read_evens<N>(rows[r] + shift + t * strip.tap);
-          all += taps[t];
+          see(taps[t], all);
         }
       } else {
         read_taps<K, Stride, N>(rows[r] + shift, taps, all);

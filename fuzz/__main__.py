@@ -190,7 +190,9 @@ def main() -> int:
         options.ignore,
     )
     run.run()
-    return 1 if run.failures else 0
+    if not run.cases:
+        print("no case was run: more seconds are needed")
+    return 1 if run.failures or not run.cases else 0
 
 
 if __name__ == "__main__":

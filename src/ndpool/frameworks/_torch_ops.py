@@ -67,9 +67,8 @@ def _plan_of(fn: str, sizes: tuple[int, ...], windows: Sequence[int]) -> geometr
     )
 
 
-def taps_of(fn: str, sizes: Sequence[int], windows: Sequence[int]) -> int:
+def taps_of(n: int, windows: Sequence[int]) -> int:
     """The elements of a window that a norm is scaled up to; 0 for adaptive windows, which are whole."""
-    n = len(sizes)
     return prod(windows[:n]) if len(windows) > n else 0
 
 
@@ -163,7 +162,7 @@ def _pool_backward(ctx: Any, grad: Tensor) -> Any:
     elif REDUCTIONS[reduce].norm:
         x, y = ctx.saved_tensors
         adaptive = len(windows) == len(ctx.sizes)  # norms of whatever the windows hold
-        before, after = slopes(x, y, 1 if adaptive else taps_of(fn, ctx.sizes, windows), norm)
+        before, after = slopes(x, y, 1 if adaptive else taps_of(len(axes), windows), norm)
         mean = "sum" if adaptive else "avg"
         found = before * spread(grad * after, axes, fn, mean, windows, ctx.sizes, 0, ctx.channels_last)
     else:

@@ -455,7 +455,7 @@ def _trace(
     if out is not None:
         raise ValueError(f"{fn}: out must not be given where a compiler or a dispatch mode is at work")
     whole = reduction.norm and code < FIRST_FLOAT  # only then is the size of a window needed
-    taps = ops.taps_of(fn, [x.shape[a] for a in axes], windows) if whole else 0
+    taps = ops.taps_of(len(axes), windows) if whole else 0
     return _convert(fn, run, x, (), taps, reduction, return_indices, dtype, out, divisor, norm)
 
 
