@@ -19,7 +19,7 @@ import pytest
 
 import ndpool
 from cases import LAYOUTS
-from helpers import hard_values, run_python, small
+from helpers import hard_values, not_sanitized, run_python, small
 from ndpool import geometry
 from ndpool._native import core, core_plan
 from ndpool.frameworks import numpy as room
@@ -674,6 +674,7 @@ except MemoryError as error:
 """
 
 
+@not_sanitized
 @pytest.mark.torch
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 @pytest.mark.parametrize("room", [1, 6, 24])
