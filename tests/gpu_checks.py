@@ -153,6 +153,10 @@ WAYS = [
     ("adaptive_max_pool2d", (1, 4, 34, 12), (2,)),
     ("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)),
     ("adaptive_max_pool2d", (1, 2, 4, 264), (2,)),
+    # Rows that are too long to be read at once: windows in several steps.
+    ("adaptive_avg_pool1d", (1, 2, 403), (9,)),
+    ("adaptive_max_pool1d", (1, 2, 403), (9,)),
+    ("adaptive_avg_pool1d", (1, 2, 2504), (9,)),
     ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
@@ -191,6 +195,8 @@ KINDS = [
         (("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
         (("adaptive_max_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
         (("adaptive_max_pool2d", (1, 2, 34, 40), (2,)), ("channels_last",)),
+        (("adaptive_avg_pool1d", (1, 2, 403), (9,)), ("contiguous",)),
+        (("adaptive_max_pool1d", (1, 2, 403), (9,)), ("contiguous",)),
         (("adaptive_avg_pool2d", (2, 3, 24, 24), (1,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (2, 4, 24, 24), (1,)), ("contiguous",)),
     ]
@@ -359,6 +365,8 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
         ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
         ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
         ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
+        ("adaptive_avg_pool2d", (1, 2, 35, 41), (1,)),
+        ("adaptive_max_pool2d", (1, 2, 34, 40), (1,)),
     ],
 )
 def test_several_kernels(monkeypatch, name, shape, args, layout):

@@ -3,6 +3,7 @@
 The interpreter runs kernels as Python and knows no types: a variable may change its type in a loop there.
 Here calls are made with tensors without memory, and what they would launch is compiled and not run.
 ``python tests/gpu_compile.py --draws 500`` looks at many drawn calls, test_gpu.py at a few.
+``--sizes 300`` compiles nothing: it counts the kernels that images of so many sizes need.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from ndpool.reductions import REDUCTIONS
 HOPPER = GPUTarget("cuda", 90, 32)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+PARTS = ("values", "offsets", "indices", "backward")
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -52,6 +55,26 @@ class Driver:
 
 class Stopped(Exception):
     """A kernel came as far as it should."""
+
+
+@contextmanager
+def counting() -> Iterator[set[str]]:
+    """Launches note what Triton would look up among compiled kernels, and do nothing else."""
+    made: set[str] = set()
+    run, start = JITFunction.run, _torch_gpu._run
+
+    def note(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        *_, binder = self.device_caches[0]
+        _, specialization, compiled = binder(*args, debug=False, **options)
+        made.add(f"{self.__name__} {specialization} {sorted(compiled.items())}")
+
+    driver.set_active(Driver())  # type: ignore[arg-type]
+    JITFunction.run = note
+    _torch_gpu._run = lambda launch, *tensors: launch(*tensors)
+    try:
+        yield made
+    finally:
+        JITFunction.run, _torch_gpu._run = run, start
 
 
 @contextmanager
@@ -86,6 +109,14 @@ def compiling(whole: bool) -> Iterator[Counter[str]]:
         _torch_gpu._run = start
 
 
+def like(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
+    """A tensor without memory."""
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    if layout == "channels_last" and len(shape) in FORMATS:
+        return x.contiguous(memory_format=FORMATS[len(shape)])
+    return x.mT.contiguous().mT if layout == "transposed" else x
+
+
 def call(
     shape: tuple[int, ...],
     plan: geometry.Plan,
@@ -93,33 +124,83 @@ def call(
     dtype: torch.dtype = torch.float32,
     layout: str = "contiguous",
     divisor: int = 0,
-    forward: bool = True,
+    parts: Sequence[str] = PARTS,
 ) -> None:
-    """Everything that a pooling of the last axes launches: values, indices, offsets, gradients."""
-    x = torch.empty(shape, dtype=dtype, device="meta")
+    """What a pooling of the last axes launches: values, offsets, indices, gradients."""
+    x = like(shape, dtype, layout)
     last = layout == "channels_last" and len(shape) in FORMATS
-    if last:
-        x = x.contiguous(memory_format=FORMATS[len(shape)])
-    elif layout == "transposed":
-        x = x.mT.contiguous().mT
     n, reduction = len(plan.axes), REDUCTIONS[reduce]
     axes = tuple(range(len(shape) - n, len(shape)))
     offset = OFFSET8 if plan.taps <= 256 else OFFSET32
     result = dtype if dtype.is_floating_point or reduction.picks else torch.int64
     norm = 2.0 if reduction.norm else 0.0
-    kinds = (NO_EXTRA, offset, INDEX64) if reduction.picks else (NO_EXTRA,)
-    for kind in kinds if forward else ():
-        _torch_gpu.pool(x, axes, plan, reduction, result, divisor, norm, kind, last)
-    if not dtype.is_floating_point or reduction.norm:
+    kinds = {"values": NO_EXTRA} | ({"offsets": offset, "indices": INDEX64} if reduction.picks else {})
+    for part, kind in kinds.items():
+        if part in parts:
+            _torch_gpu.pool(x, axes, plan, reduction, result, divisor, norm, kind, last)
+    if not dtype.is_floating_point or reduction.norm or "backward" not in parts:
         return
-    outs = (*shape[:-n], *plan.out)
-    grad = torch.empty(outs, dtype=dtype, device="meta")
-    grad = grad.contiguous(memory_format=FORMATS[len(shape)]) if last else grad
+    grad = like((*shape[:-n], *plan.out), dtype, "channels_last" if last else "contiguous")
     if reduction.picks:
         offsets = torch.empty_like(grad, dtype=torch.uint8 if offset == OFFSET8 else torch.int32)
         _torch_gpu.spread_picks(grad, offsets, axes, plan, reduction, last)
     else:
         _torch_gpu.spread(grad, axes, plan, reduction, dtype, divisor, last)
+
+
+# Functions whose kernels are made for any image size: the reduction, and the output size.
+SIZED = {
+    "adaptive average to 7": ("avg", 7),
+    "adaptive max to 7": ("max", 7),
+    "adaptive average to 3": ("avg", 3),
+    "global average": ("avg", 1),
+    "global max": ("max", 1),
+}
+
+
+def kernels_of_sizes(
+    name: str, layout: str, dtype: torch.dtype, part: str, n: int, aligned: bool
+) -> dict[str, set[str]]:
+    """The kernels that images of n sizes need; offsets of 8 and of 32 bits apart.
+
+    Aligned images have 64 channels, others any number of them: vectors do not always fit theirs. Small planes
+    and windows that are all alike have kernels of their own.
+    """
+    reduce, out = SIZED[name]
+    rng, found = np.random.default_rng(5), {}
+    for _ in range(n):
+        sizes = tuple(map(int, rng.integers(65 if out == 1 else 24, 257, 2)))
+        shape = (int(rng.integers(2, 65)), 64 if aligned else int(rng.integers(2, 600)), *sizes)
+        if out > 1 and not any(size % out for size in sizes):
+            continue
+        plan = geometry.adaptive("adaptive_pool", sizes, out, strict=False)
+        bits = "" if reduce != "max" or part not in ("offsets", "backward") else 8 if plan.taps <= 256 else 32
+        with counting() as made:
+            call(shape, plan, reduce, dtype, layout, parts=(part,))
+        found.setdefault(f"{part}{bits}", set()).update(made)
+    return found
+
+
+def count(n: int, most: int) -> int:
+    """A table of how many kernels n sizes need; how many lines of it have more than `most`.
+
+    Adaptive windows in contiguous rows are left out: their forward kernels are made for the rows of a window.
+    """
+    failures = 0
+    for (name, (reduce, out)), layout in product(SIZED.items(), ("contiguous", "channels_last")):
+        parts = PARTS if reduce == "max" else ("values", "backward")
+        parts = parts if out == 1 or layout == "channels_last" else ("backward",)
+        for dtype, aligned in product((torch.float32, torch.bfloat16), (True, False)):
+            cells = {}
+            for part in parts:
+                cells |= kernels_of_sizes(name, layout, dtype, part, n, aligned)
+            # Rows and planes of any length are a second class of alignment.
+            many = any(len(made) > (most if aligned else 2 * most) for made in cells.values())
+            failures += many
+            kind = "aligned" if aligned else "any"
+            told = ", ".join(f"{cell} {len(made)}" for cell, made in cells.items())
+            print(f"{name}, {layout}, {dtype}, {kind}: {told}{' TOO MANY' * many}", flush=True)
+    return failures
 
 
 def unpool(dtype: torch.dtype) -> None:
@@ -135,7 +216,7 @@ def refused_once() -> None:
     for shape, name, args in REFUSED:
         n = int(name[-2])
         plan = geometry.named(name, shape[-n:], (*args, 1, False))
-        call(shape, plan, name[:3], forward=False)
+        call(shape, plan, name[:3], parts=("backward",))
 
 
 def draw(rng: np.random.Generator) -> dict[str, Any]:
@@ -189,7 +270,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no draw after this time")
     parser.add_argument("--whole", action="store_true", help="to machine code, with ptxas; slow")
+    parser.add_argument("--sizes", type=int, default=0, help="count the kernels of so many sizes instead")
+    parser.add_argument("--most", type=int, default=4, help="kernels that a function may need")
     options = parser.parse_args()
+    if options.sizes:
+        return 1 if count(options.sizes, options.most) else 0
     failures, begun, done = 0, time.monotonic(), 0
     with compiling(options.whole) as made:
         refused_once()

@@ -46,3 +46,8 @@ def test_machine_code():
     if not (Path(spec.origin).parent / "backends/nvidia/bin/ptxas").exists():
         pytest.skip("Triton was installed without its assembler for NVIDIA's GPUs")
     print(run_python(HERE / "gpu_compile.py", "--draws", "0", "--whole", CUDA_VISIBLE_DEVICES=""))
+
+
+def test_new_sizes_need_no_new_kernels():
+    """Global pooling, and adaptive pooling backward and channels-last: at most four kernels each."""
+    print(run_python(HERE / "gpu_compile.py", "--sizes", "60", "--most", "4", CUDA_VISIBLE_DEVICES=""))

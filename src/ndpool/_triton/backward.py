@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton.cells import by_cells
-from ndpool._triton.forward import forward, rows_apart, unpadded
+from ndpool._triton.forward import forward, rows_apart, uneven, unpadded
 from ndpool._triton.kernels.any_backward import any_backward_kernel
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.few_backward import few_backward_kernel
@@ -27,6 +27,7 @@ from ndpool._triton.launch import (
     axis_numbers,
     divide_by,
     holders,
+    lanes_for,
     launcher,
     merged,
     most_holders,
@@ -101,6 +102,11 @@ def backward(
     if rows and unpadded(three) and max(most_holders(three[0]), most_holders(last)) <= 2:
         return _held(three, w, size, by, common, device)
     return _any_backward(three, w, size, by, common, device)
+
+
+def most_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:
+    """How many windows of an axis a kernel looks at for one input: those that hold it, or some more."""
+    return max(most_holders(axis), min(2, axis.out) if uneven(axes) else 1)
 
 
 def one_window(axis: AxisPlan, vec: int) -> bool:
@@ -181,7 +187,7 @@ def _blocks(
     n_w = -(-last.size // (last.stride * outs))
     n_c = w.sizes[0] if columns else w.sizes[0] // vec
     n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
-    lanes = min(2 * THREADS if rows == 8 else THREADS, max(32, next_power(n_lanes)))
+    lanes = lanes_for(n_lanes, 2 * THREADS if rows == 8 else THREADS)
     n_strips = -(-blocks_h // rows)
     blocks_d = -(-d.size // d.stride)
     grid = -(-n_lanes // lanes) * blocks_d * n_strips
@@ -230,7 +236,7 @@ def _held(
     n_c = w.sizes[0] if columns else w.sizes[0] // vec
     n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
     lanes = THREADS * (4 if vec == 1 else 1 if common["PICKS"] and vec > 4 else 2)
-    lanes = min(lanes, max(32, next_power(n_lanes)))
+    lanes = lanes_for(n_lanes, lanes)
     bounds = runs(axes[1], device)
     n_runs = len(bounds) - 1
     # About 32 rows to a program, and enough programs for a large device.
@@ -243,8 +249,8 @@ def _held(
     numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, groups, axes[0].size), *wide, *narrow]
     numbers += [axes[0].size, axes[1].kernel, last.kernel, n_runs, groups, each, by, 1 / by]
     constants = common | {
-        "MOST_D": most_holders(axes[0]),
-        "MOST_W": most_holders(last),
+        "MOST_D": most_of(axes[0], axes),
+        "MOST_W": most_of(last, axes),
         "COLUMNS": columns,
         "SHARED": columns and one_window(last, vec),
         "X_UNIT": x_unit,
@@ -280,7 +286,7 @@ def _any_backward(
     n_w = -(-last.size // (vec if columns else 1))
     n_c = w.sizes[0] if columns else w.sizes[0] // vec
     n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
-    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    lanes = lanes_for(n_lanes, THREADS)
     bounds = runs(axes[1], device)
     if common["PICKS"]:
         # Gradients of picks differ from row to row: rows only share what the last axis needs.
@@ -292,15 +298,15 @@ def _any_backward(
     wide, narrow = [s // x_unit for s in w.wide], [s // y_unit for s in w.narrow]
     if not columns and vec > 1:
         wide[0] = narrow[0] = 1
-    most = most_holders(last)
-    held = [nothing(device) * 4 if a.regular else holders(a, device) for a in axes]
+    most, tabled = most_of(last, axes), uneven(axes)
+    held = [nothing(device) * 4 if a.regular and not tabled else holders(a, device) for a in axes]
     common = common | {"DILATED": any(a.step > 1 for a in axes)}
     numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, n_runs, axes[0].size), *wide, *narrow]
     numbers += [n for a in axes for n in axis_numbers(a)] + [most, n_runs, by, 1 / by]
     constants = common | {
-        "TABLE_D": not axes[0].regular,
-        "TABLE_H": not axes[1].regular,
-        "TABLE_W": not axes[2].regular,
+        "TABLE_D": tabled or not axes[0].regular,
+        "TABLE_H": tabled or not axes[1].regular,
+        "TABLE_W": tabled or not axes[2].regular,
         "MOST": min(most, 2),
         "COLUMNS": columns,
         "SHARED": columns and one_window(last, vec),
@@ -325,20 +331,21 @@ def _few(
     outs, plane = prod(a.out for a in axes), prod(a.size for a in axes)
     n_planes = w.sizes[0] * w.sizes[1] * w.sizes[2]
     n_lanes = n_planes * outs
-    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    lanes = lanes_for(n_lanes, THREADS)
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
     if not w.channels and w.leads < 2 and w.wide[1] in (0, plane) and w.wide[5] == 1 and plane <= 2**16:
         # So few planes that their zeros are still in the cache when the picks come.
-        planes = min(n_planes, next_power(-(-(2**10) // plane)))
+        lanes = THREADS // 2 if itemsize < 4 and outs <= THREADS // 2 else THREADS
+        planes = min(n_planes, next_power(-(-(2**10) // plane)), max(1, lanes // outs))
         vec = widest(itemsize)
         lanes_each, zeros_each, zeros = planes * outs, planes * plane, n_planes * plane
-        lanes = min(THREADS, max(64 if itemsize < 4 else 128, next_power(lanes_each)))
     numbers: list[Any] = [lanes_each, zeros_each, zeros]
     numbers += [*walk_numbers(n_lanes, w.sizes[0], outs, w), *w.wide, *w.narrow]
     numbers += [n for a in axes for n in axis_numbers(a)]
     given: list[Tensor] = []
+    tabled = uneven(axes)
     for a in axes:
-        starts, _, firsts, ends = nothing(device) * 4 if a.regular else holders(a, device)
+        starts, _, firsts, ends = nothing(device) * 4 if a.regular and not tabled else holders(a, device)
         given += [starts, firsts, ends]
     constants = {key: common[key] for key in ("COMPUTE", "WIDE", "CHANNELS", "LEADS")} | {
         "VEC": vec,
@@ -348,7 +355,7 @@ def _few(
         "num_warps": lanes // 32,
     }
     for name, a in zip("DHW", axes, strict=True):
-        constants |= {f"TABLE_{name}": not a.regular, f"MOST_{name}": most_holders(a)}
+        constants |= {f"TABLE_{name}": tabled or not a.regular, f"MOST_{name}": most_of(a, axes)}
     grid = -(-n_lanes // lanes_each)
     write = launcher(few_backward_kernel, grid, numbers, constants, given, itemsize < 16)
     if vec:

@@ -41,7 +41,12 @@ def _tables(
     most = [int((ends - firsts).max(initial=1)) for _, firsts, ends, _ in runs]
     if prod(shape) > _MOST or prod(most) > 8:
         return None
-    windows = np.full((prod(most), next_power(prod(shape))), -1, np.int64)
+    # Tables have one size whatever the input's: with overlaps, the most that so many windows may need.
+    n_cells, n_windows = prod(shape), prod(most)
+    if n_windows > 1:
+        n_cells = max(n_cells, min(_MOST, prod(2 * axis.out - 1 for axis in axes)))
+        n_windows = max(next_power(n_windows), min(8, prod(min(2, axis.out) for axis in axes)))
+    windows = np.full((n_windows, next_power(n_cells)), -1, np.int64)
     shares = np.ones_like(windows)
     for cell, at in enumerate(product(*map(range, shape))):
         held = [range(f[k], e[k]) for (_, f, e, _), k in zip(runs, at, strict=True)]
@@ -55,7 +60,7 @@ def _tables(
     for k in range(copies):
         cells[k, : len(flat) - k] = flat[k:]
     given, by = (torch.from_numpy(a.astype(np.int32)).to(device) for a in (windows, shares))
-    return given, by, torch.from_numpy(cells).to(device), prod(most), pitch
+    return given, by, torch.from_numpy(cells).to(device), n_windows, pitch
 
 
 def by_cells(
@@ -75,13 +80,12 @@ def by_cells(
     if found is None:
         return None
     windows, shares, cells, most, pitch = found
-    block = min(512, next_power(-(-plane // vec)))
     numbers: list[Any] = [plane, pitch, w.narrow[1], by, 1 / by]
     constants = {key: common[key] for key in ("DIVIDE", "COMPUTE", "WIDE")} | {
         "CELLS": windows.shape[1],
         "MOST": most,
         "VEC": vec,
-        "BLOCK": block,
+        "BLOCK": 512,
         "EDGES": plane % vec > 0,
         "num_warps": 4,
     }

@@ -7,16 +7,20 @@ The choice follows from shapes, strides and the plan alone, nothing is measured.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ndpool._native import INDEX64
 from ndpool._triton.kernels.any_forward import any_forward_kernel
 from ndpool._triton.kernels.spans import span_forward_kernel
 from ndpool._triton.kernels.whole import rows_whole_kernel
+from ndpool._triton.kernels.window_forward import window_forward_kernel
 from ndpool._triton.launch import (
     SQUARES,
     SUM,
@@ -25,6 +29,7 @@ from ndpool._triton.launch import (
     axis_numbers,
     compute_type,
     divide_by,
+    lanes_for,
     launcher,
     magic,
     merged,
@@ -40,13 +45,14 @@ from ndpool._triton.launch import (
     windows_of,
     worst,
 )
-from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
+from ndpool._triton.memory import LIMIT, Walk, channel_vector, next_power, walk, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
 from ndpool._triton.strip import FILLED, strip
 from ndpool.geometry import AxisPlan, Plan
 
 # Elements of a window from which rows are read whole where vectors make up for it, and in any case.
 SOME, MANY = 65, 256
+TILE = 512  # elements of a row of its windows that a program reads at once
 
 
 def forward(
@@ -86,7 +92,8 @@ def forward(
     if whole_planes(three, w):
         return plane_forward(three, w, size, by, common | {"DIVIDE": divide})
     rows = rows_of_channels(three, w)
-    if rows and prod(w.sizes) // widest(size) < 2**16:
+    # So many channels that a strip of small planes is faster.
+    if rows and (rows > 64 or prod(w.sizes) // widest(size) < 2**16):
         return channels_forward(w, rows, size, by, common | {"DIVIDE": divide}, dtype)
     if taken_whole(three, SOME):
         found = _whole(three, w, size, by, common | {"DIVIDE": divide}, device)
@@ -101,6 +108,7 @@ def forward(
             return found
     if unpadded(three):
         found = _spans(three, w, size, by, common | {"DIVIDE": divide}, device)
+        found = found or _windows(three, w, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
     return _any(three, w, size, by, common | {"DIVIDE": divide}, device)
@@ -154,7 +162,7 @@ def _spans(
     if not packed(axes, w) or unit == 1 or not 4 <= last.kernel <= 32:
         return None
     n_lanes, least = planes * last.out, int(windows_of(last)[1].min())
-    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    lanes = lanes_for(n_lanes, THREADS)
     numbers: list[Any] = [n_lanes, *map(magic, (last.out, h.out, d.out)), plane, w.narrow[1], *w.narrow[3:]]
     numbers += [h.size, last.size, d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
@@ -177,6 +185,14 @@ def unpadded(axes: tuple[AxisPlan, ...]) -> bool:
         a.starts.ndim == 1 if a.starts is not None else a.step == 1 and a.origin >= 0 and a.end <= a.size
         for a in axes
     )
+
+
+def uneven(axes: tuple[AxisPlan, ...]) -> bool:
+    """Whether windows along some axis differ: tables then tell those of all axes, even ones included.
+
+    Such windows follow from sizes, and another size must not make another kernel.
+    """
+    return unpadded(axes) and not all(a.regular for a in axes)
 
 
 def taken_whole(axes: tuple[AxisPlan, ...], least: int = MANY) -> bool:
@@ -224,9 +240,67 @@ def _whole(
     }
     # Windows that follow each other need no tables.
     plain = [d.size == 1, *(a.regular and a.stride == a.kernel for a in (h, last))]
+    if short and h.size > 1 and not all(plain[1:]):
+        plain[1:] = False, False  # one kernel, whichever axis needs them
     held = [t for a, p in zip(axes, plain, strict=True) for t in needed(not p, *tables(a, device))]
     grid = d.out * h.out * -(-n_planes // planes)
     return launcher(rows_whole_kernel, grid, numbers, constants, held, itemsize < 16)
+
+
+@lru_cache(128)
+def formula(axis: AxisPlan) -> tuple[int, int, int, int] | None:
+    """Four numbers from which windows follow, or None where they need tables.
+
+    Window o is [(o*scale + lead) // by, (o*scale + tail) // by), for regular and for adaptive windows.
+    """
+    if axis.size * (axis.out + 1) + axis.out > LIMIT:
+        return None
+    if axis.starts is None or axis.counts is None:
+        return axis.stride, axis.origin, axis.origin + axis.kernel, 1
+    # Adaptive windows end at the next whole element, pieces of a window at the one before.
+    for tail in (axis.size + axis.out - 1, axis.size):
+        edges = np.arange(axis.out) * axis.size
+        firsts, ends = edges // axis.out, (edges + tail) // axis.out
+        if np.array_equal(axis.starts, firsts) and np.array_equal(axis.starts + axis.counts, ends):
+            return axis.size, 0, tail, axis.out
+    return None
+
+
+def _windows(
+    axes: tuple[AxisPlan, ...],
+    w: Walk,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
+) -> Launch | None:
+    """Long windows along contiguous rows of any length."""
+    d, h, last = axes
+    if w.channels or w.wide[5] != 1 or last.kernel <= 32:
+        return None
+    n_planes = w.sizes[1] * w.sizes[2]
+    # Vectors are read whole: the last one must not reach behind the input.
+    unit = min(4, max(1, 8 // itemsize))
+    if not packed(axes, w) or prod(a.size for a in axes) * n_planes % unit:
+        unit = 1
+    width = 64 if last.kernel + unit - 1 <= 256 else TILE
+    windows = TILE // width
+    n_lanes = n_planes * last.out
+    numbers: list[Any] = [n_lanes, w.sizes[1], *map(magic, (last.out, w.sizes[1], h.out, d.out))]
+    numbers += [*w.wide[1:5], *w.narrow[1:], h.size, last.size, h.kernel, last.kernel]
+    held: list[Tensor | None] = []
+    for a in axes:
+        numbers += [a.out, *(formula(a) or (0, 0, 0, 1))]
+        held += needed(formula(a) is None, *tables(a, device))
+    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE", "LEADS")} | {
+        "UNIT": unit,
+        "WINDOWS": windows,
+        "WIDTH": width,
+        "ROWS": 4,
+        "num_warps": THREADS // 32,
+    }
+    grid = d.out * h.out * -(-n_lanes // windows)
+    return launcher(window_forward_kernel, grid, [*numbers, by, 1 / by], constants, held, itemsize < 16)
 
 
 def _any(
@@ -241,7 +315,7 @@ def _any(
     vec = 1 if per_plane else channel_vector(w, itemsize)
     n_c, last = w.sizes[0] // vec, axes[2]
     n_lanes = n_c * last.out * w.sizes[1] * w.sizes[2]
-    lanes = min(THREADS, max(32, next_power(n_lanes)))
+    lanes = lanes_for(n_lanes, THREADS)
     grid = -(-n_lanes // lanes) * axes[0].out * axes[1].out
     wide, narrow = ([s // vec for s in strides] for strides in (w.wide, w.narrow))
     if vec > 1:
@@ -253,10 +327,11 @@ def _any(
         *(w.planes if per_plane else (0, 0, 0)),
     ]
     numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by, prod(a.kernel for a in axes)]
+    tabled = [not a.regular or (a.size > 1 and uneven(axes)) for a in axes]
     constants = common | {
-        "TABLE_D": not axes[0].regular,
-        "TABLE_H": not axes[1].regular,
-        "TABLE_W": not axes[2].regular,
+        "TABLE_D": tabled[0],
+        "TABLE_H": tabled[1],
+        "TABLE_W": tabled[2],
         "UNIT": vec,
         "VEC": vec,
         "LANES": lanes,
@@ -266,5 +341,5 @@ def _any(
     }
     # Tables of single planes serve one call alone.
     make = tables.__wrapped__ if per_plane else tables
-    held = [nothing(device) * 2 if a.regular else make(a, device) for a in axes]
+    held = [make(a, device) if t else nothing(device) * 2 for a, t in zip(axes, tabled, strict=True)]
     return launcher(any_forward_kernel, grid, numbers, constants, [t for h in held for t in h], itemsize < 16)

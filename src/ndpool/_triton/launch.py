@@ -277,6 +277,11 @@ def _runner(made: Any) -> tuple[tuple[Any, ...], Callable[..., None]]:
     return (), call
 
 
+def lanes_for(n_lanes: int, most: int) -> int:
+    """How many lanes a program has: as many as given, or a warp where there are fewer in all."""
+    return most if n_lanes >= most else 32
+
+
 def calls_next(grid: int, moved: int) -> bool:
     """Whether programs that move so many bytes should call the next kernel in, which slows their start."""
     return grid < 2048 or moved >= 2**13

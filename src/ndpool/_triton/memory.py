@@ -91,6 +91,12 @@ def widest(itemsize: int, *values: int) -> int:
     return n
 
 
+def widest_or_one(itemsize: int, *values: int) -> int:
+    """The same where it is all that a thread can load, else 1: kernels are made for two cases only."""
+    n = widest(itemsize, *values)
+    return n if n == widest(itemsize) else 1
+
+
 def channel_vector(w: Walk, itemsize: int) -> int:
     """How many channels lie side by side in both arrays, for one load."""
     if not w.channels or w.wide[0] != 1 or w.narrow[0] != 1:

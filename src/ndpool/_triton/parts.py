@@ -51,8 +51,10 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
     outs = prod(a.out for a in (three if channels else three[:2]))
     programs = outs * n_planes
     n = min(256, first.kernel // 8, plan.taps // PIECE, -(-PROGRAMS // max(programs, 1)))
-    if len(plan.axes) < 2 or n < 2 or not programs or not taken_whole(three):
+    if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not taken_whole(three):
         return None
+    if len(plan.axes) == 1:
+        n = next(number for number in (16, 64, 256) if n <= number)  # few kernels put them together
     starts, counts = windows_of(first)
     edges = starts[:, None] + counts[:, None] * np.arange(n + 1) // n
     sizes = np.diff(edges, axis=1)

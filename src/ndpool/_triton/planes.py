@@ -16,10 +16,12 @@ from torch import Tensor
 from ndpool._triton.kernels.channels import channel_backward_kernel, channel_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
 from ndpool._triton.launch import SUM, THREADS, Launch, calls_next, launcher, magic, merged, padded
-from ndpool._triton.memory import LIMIT, Walk, next_power, walk, widest
+from ndpool._triton.memory import LIMIT, Walk, next_power, walk, widest, widest_or_one
 from ndpool.geometry import AxisPlan, Plan
 
+LARGE = 2**12  # elements of a plane beyond which a loop reads it
 PROGRAMS = 2112  # that keep a large device busy
+FEW = 64  # rows of channels that are read at once
 ROW = 128  # bytes of a row that threads of one program read side by side
 
 
@@ -29,7 +31,8 @@ def plane_forward(
     size, n_planes = axes[2].size, w.sizes[1] * w.sizes[2]
     # Planes that follow each other are read by whole vectors, though these begin between two of them.
     dense = w.leads < 2 and w.wide[1] in (0, size)
-    unit = widest(itemsize, size * n_planes) if dense else widest(itemsize, size, *w.wide[1:3])
+    pitches = [size * n_planes] if dense else [size, *w.wide[1:3]]
+    unit = widest(itemsize, *pitches)
     shifted = size % unit > 0
     vectors = -(-(size + (unit - 1) * shifted) // unit)
     # A thread has about seven vectors of a plane, those side by side read 32 bytes or more at once.
@@ -39,8 +42,11 @@ def plane_forward(
         lanes = 64  # sums need few registers
     threads = max(lanes, THREADS if common["OP"] == SUM or itemsize > 2 else THREADS // 2)
     parts = -(-vectors // lanes)
-    if lanes > 2 * THREADS:
-        lanes, parts, threads = 1024, 0, THREADS if common["OP"] == SUM else 2 * THREADS
+    if size > LARGE or lanes > 2 * THREADS:
+        # One kernel for all sizes.
+        unit = widest_or_one(itemsize, *pitches)
+        shifted = dense and unit > 1
+        lanes, parts, threads = 4 * THREADS, 0, THREADS if common["OP"] == SUM else 2 * THREADS
     width, planes = lanes * unit, max(1, min(threads // lanes, next_power(n_planes)))
     numbers: list[Any] = [n_planes, w.sizes[1], size, *w.wide[1:3], *w.narrow[1:3], by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
@@ -50,7 +56,7 @@ def plane_forward(
         "SHIFTED": shifted,
         "PARTS": parts,
         "FILLED": min(parts, size // width),
-        "LEADS": w.leads,
+        "LEADS": max(1, w.leads),
         "num_warps": threads // 32,
     }
     return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
@@ -76,11 +82,16 @@ def by_channels(plan: Plan, axes: tuple[int, ...], shape: tuple[int, ...], strid
     return w is not None and rows_of_channels(padded(plan), w) > 0
 
 
-def channel_blocks(w: Walk, itemsize: int, rows: int, row: int = ROW) -> tuple[int, int, int, int]:
-    """Channels of a load and of a program with `row` bytes of each row, its rows at a time, and its kind."""
-    unit = min(8, widest(itemsize, w.sizes[0], *w.wide[1:]))
-    width = min(next_power(w.sizes[0]), row // min(itemsize, 8))
-    height = min(next_power(rows), max(1, min(8, 32 // unit) * THREADS * unit // width))
+def channel_blocks(w: Walk, itemsize: int, row: int = ROW) -> tuple[int, int, int, int]:
+    """Channels of a load and of a program with `row` bytes of each row, its rows at a time, and its kind.
+
+    Two widths, for few channels and for many, and two loads, aligned and not.
+    """
+    unit = min(8, widest_or_one(itemsize, w.sizes[0], *w.wide[1:]))
+    width = row // min(itemsize, 8)
+    if 4 * w.sizes[0] <= width:
+        width = max(unit, width // 8)
+    height = max(1, min(8, 32 // unit) * THREADS * unit // width)
     return unit, width, height, -(-w.sizes[0] // width)
 
 
@@ -88,7 +99,7 @@ def channels_forward(
     w: Walk, rows: int, itemsize: int, by: int, common: dict[str, Any], dtype: torch.dtype
 ) -> Launch:
     """Windows that are whole planes: at once, or where they are few for a device cut into pieces first."""
-    _, _, height, blocks = channel_blocks(w, itemsize, rows)
+    _, _, height, blocks = channel_blocks(w, itemsize)
     channels, *leads = w.sizes
     programs = blocks * leads[0] * leads[1]
     n = min(-(-rows // height), -(-PROGRAMS // programs))
@@ -118,17 +129,21 @@ def _channel_pass(
     cut: tuple[int, int, int] = (0, 1, 0),
 ) -> Launch:
     """One of two passes or both: `cut` says which, how many pieces there are, how far codes are behind."""
-    unit, width, height, blocks = channel_blocks(w, itemsize, rows)
+    unit, width, height, blocks = channel_blocks(w, itemsize)
     parts, pieces, half = cut
     each = -(-rows // pieces)
+    once = not parts and rows <= FEW <= height
+    if once or parts == 2:
+        height = min(height, FEW)
     wide = [s // unit for s in w.wide]
     numbers: list[Any] = [blocks, w.sizes[0], w.sizes[1], rows, each, pieces, half]
     numbers += [*map(magic, (pieces, blocks, w.sizes[1])), *wide[1:3], wide[5], *w.narrow[:3], w.narrow[5]]
-    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE", "LEADS")} | {
+    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "LOW", "COMPUTE", "WIDE")} | {
+        "LEADS": max(1, w.leads),
         "UNIT": unit,
         "WIDTH": width,
         "ROWS": height,
-        "ONCE": each <= height,
+        "ONCE": once,
         "PARTS": parts,
         "num_warps": 4,
     }
@@ -137,14 +152,15 @@ def _channel_pass(
 
 
 def channels_backward(w: Walk, rows: int, itemsize: int, by: int, common: dict[str, Any]) -> Launch:
-    unit, width, height, blocks = channel_blocks(w, itemsize, rows, 4 * ROW)
+    unit, width, height, blocks = channel_blocks(w, itemsize, 4 * ROW)
     leads = w.sizes[1] * w.sizes[2]
     each = height * max(1, min(-(-rows // height), blocks * leads * -(-rows // height) // 2048))
     pieces = -(-rows // each)
     wide = [s // unit for s in w.wide]
     numbers: list[Any] = [blocks, w.sizes[0], w.sizes[1], rows, each, pieces]
     numbers += [*map(magic, (pieces, blocks, w.sizes[1])), *wide[1:3], wide[5], *w.narrow[:3], by, 1 / by]
-    constants = {key: common[key] for key in ("PICKS", "DIVIDE", "COMPUTE", "WIDE", "LEADS")} | {
+    constants = {key: common[key] for key in ("PICKS", "DIVIDE", "COMPUTE", "WIDE")} | {
+        "LEADS": max(1, w.leads),
         "UNIT": unit,
         "WIDTH": width,
         "ROWS": height,
@@ -157,7 +173,7 @@ def channels_backward(w: Walk, rows: int, itemsize: int, by: int, common: dict[s
 def plane_backward(
     size: int, total: int, pitch: int, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch:
-    vec = widest(itemsize, total)
+    vec = widest_or_one(itemsize, total)
     lanes = total // vec
     constants = {key: common[key] for key in ("PICKS", "DIVIDE", "COMPUTE", "WIDE")} | {
         "LANES": 2 * THREADS,
@@ -165,6 +181,6 @@ def plane_backward(
         "num_warps": THREADS // 32,
     }
     grid = -(-lanes // (2 * THREADS))
-    constants["NEXT"] = calls_next(grid, 2 * THREADS * vec * min(itemsize, 8))
-    numbers: list[Any] = [lanes, size, magic(size), pitch, by, 1 / by]
+    early = int(calls_next(grid, 2 * THREADS * vec * min(itemsize, 8)))
+    numbers: list[Any] = [lanes, size, magic(size), pitch, early, by, 1 / by]
     return launcher(plane_backward_kernel, grid, numbers, constants, [], itemsize < 16)

@@ -21,6 +21,7 @@ from ndpool._triton.launch import (
     THREADS,
     Launch,
     calls_next,
+    lanes_for,
     launcher,
     needed,
     walk_numbers,
@@ -244,7 +245,7 @@ def strip(
     n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
     apart = h.kernel <= min(3, h.stride) and last.kernel <= min(3, last.stride) and itemsize > 1
     single = d.size == h.size == 1 and last.stride > 1
-    lanes = min(2 * THREADS if apart or single else THREADS, max(32, next_power(n_lanes)))
+    lanes = lanes_for(n_lanes, 2 * THREADS if apart or single else THREADS)
     n_strips = -(-h.out // rows)
     grid = -(-n_lanes // lanes) * d.out * n_strips
     parts = [*needed(n_strips * d.out > 1, n_strips), *needed(d.out > 1, d.out)]
@@ -258,26 +259,27 @@ def strip(
     edges = last.origin < 0 or ends[2] > last.size or ragged
     ends[1] += (n_strips * rows - h.out) * h.stride
     beyond = [a.origin < 0 or end > a.size for a, end in zip(axes, ends, strict=True)]
+    beyond[1] |= rows > 1  # whether some of them are beyond the last is no matter for another kernel
     beyond[2] |= ragged
     numbers: list[Any] = walk_numbers(n_lanes, n_c, n_w, w, *parts, lanes=lanes)
     numbers += walk_strides(wide, w) + walk_strides(narrow, w)
     for a, exceeded in zip(axes, beyond, strict=True):
         numbers += needed(exceeded or common["KIND"] == INDEX64, a.size)
-    numbers += [parts[1], *needed(n_strips * rows > h.out, h.out), *needed(ragged, last.out)]
+    numbers += [parts[1], *needed(rows > 1, h.out), *needed(ragged, last.out)]
     numbers += needed(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
     numbers += [*needed(common["DIVIDE"] == 1, by, 1 / by), parts[0], *needed(block.loop_h, h.kernel)]
     numbers += [*needed(block.loop_w, last.kernel), *needed(common["OP"] in (SQUARES, LARGEST), task.taps)]
+    each = (1 + task.taps) * block.vec * block.outs * min(itemsize, 8)
+    numbers += needed(task.alone, int(calls_next(grid, lanes * each)))
     constants = common | block.constants()
     for name, a in zip("DHW", axes, strict=True):
         constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"ORIGIN_{name}": a.origin}
-    each = (1 + task.taps) * block.vec * block.outs * min(itemsize, 8)
     constants |= {
         "ROWS": rows,
         "LANES": lanes,
         "EDGES": edges,
         # What a wide window reads in the order of memory nobody reads again.
         "EVICT": "evict_first" if parts[0] is None and 8 <= last.kernel <= last.stride else "",
-        "NEXT": task.alone and calls_next(grid, lanes * each),
         "PADDED": any(a.origin < 0 for a in axes),
         "num_warps": lanes // 32,
     }

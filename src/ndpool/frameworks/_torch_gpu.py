@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -21,7 +22,7 @@ from ndpool._native import INDEX64, NO_EXTRA, OFFSET32
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
 from ndpool._triton.forward import forward
-from ndpool._triton.launch import MAX, all_of, tables
+from ndpool._triton.launch import MAX, all_of, merged, tables
 from ndpool._triton.parts import passes, pieces, steps
 from ndpool._triton.planes import by_channels
 from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, FORMATS, empty, is_channels_last, real, with_sizes
@@ -114,8 +115,25 @@ def _in_passes(
             x = pool(x, over, part, reduction, values, channels_last=channels_last)
         return x
     if x.is_floating_point() and (cut := _pieces(x, axes, plan, channels_last)):
-        return _in_pieces(x, axes, plan, *cut, reduction, dtype, divisor, kind, channels_last)
+        n_axes = len(axes)
+        x, axes, plan = _rows_of_planes(x, axes, plan)
+        found = _in_pieces(x, axes, plan, *cut, reduction, dtype, divisor, kind, channels_last)
+        if len(axes) == n_axes:
+            return found
+        one = (1,) * n_axes
+        if kind == NO_EXTRA:
+            return found.unflatten(axes[0], one)
+        return tuple(t.unflatten(axes[0], one) for t in found)
     return None
+
+
+def _rows_of_planes(x: Tensor, axes: tuple[int, ...], plan: Plan) -> tuple[Tensor, tuple[int, ...], Plan]:
+    """The same with one pooled axis where windows are whole planes of contiguous memory."""
+    ordered = x.stride(axes[-1]) == 1 and all(b == a + 1 for a, b in pairwise(axes))
+    one, merged_axes, *_ = merged(plan, axes, x.shape, x.stride(), x.shape, x.stride())
+    if not ordered or len(merged_axes) == len(axes):
+        return x, axes, plan
+    return x.flatten(axes[0], axes[-1]), merged_axes, one
 
 
 def _passes(
@@ -194,6 +212,7 @@ def _pieces(x: Tensor, axes: tuple[int, ...], plan: Plan, channels_last: bool) -
     if channels_last and by_channels(plan, axes, tuple(x.shape), x.stride()):
         return None
     n_planes = x.numel() // max(1, prod(plan.sizes))
+    _, _, plan = _rows_of_planes(x, axes, plan)
     return pieces(plan, -(-n_planes // 128) if channels_last else n_planes, channels_last)
 
 

@@ -179,7 +179,7 @@ def _together(
         return top, code
 
 
-@triton.jit(do_not_specialize=["lanes", "size", "m_size", "y_1", "divisor", "inverse"])
+@triton.jit(do_not_specialize=["lanes", "size", "m_size", "y_1", "early", "divisor", "inverse"])
 def plane_backward_kernel(
     grad,
     offsets,
@@ -188,11 +188,11 @@ def plane_backward_kernel(
     size,
     m_size,
     y_1,
+    early,
     divisor,
     inverse,
     LANES: tl.constexpr,
     VEC: tl.constexpr,
-    NEXT: tl.constexpr,
     PICKS: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -208,7 +208,7 @@ def plane_backward_kernel(
     plane = over(lane * VEC, size, m_size, WIDE)
     end = (plane + 1) * size - lane * VEC  # of the first plane, seen from the vector's first element
     next_plane = plane + (end < VEC).to(plane.dtype)
-    if NEXT:
+    if early > 0:
         call_next()
     wait_for_memory()
     a = widen(tl.load(grad + plane * y_1, mask=live, other=0), COMPUTE)

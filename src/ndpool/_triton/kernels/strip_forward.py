@@ -39,7 +39,7 @@ from ndpool._triton.kernels.reducers import (
 from ndpool._triton.kernels.zeros import sign_zeros
 
 # The kernel's sizes are known, but a loop to an unknown end is not unrolled.
-_SIZES = [*SIZES, *AXES, "strips", "taps"]
+_SIZES = [*SIZES, *AXES, "strips", "taps", "early"]
 _SIZES = [name for name in _SIZES if not name.startswith("origin") and name != "kernel_d"]
 
 
@@ -294,6 +294,7 @@ def strip_forward_kernel(
     kernel_h,
     kernel_w,
     taps,
+    early,
     KD: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
@@ -321,7 +322,6 @@ def strip_forward_kernel(
     LOOP_H: tl.constexpr,
     LOOP_W: tl.constexpr,
     EVICT: tl.constexpr,
-    NEXT: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
     DIVIDE: tl.constexpr,
@@ -339,8 +339,9 @@ def strip_forward_kernel(
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT
     zero = w * 0  # masks are vectors from the start: the interpreter takes a scalar truth for an integer
-    if NEXT:
-        call_next()
+    if early is not None:
+        if early > 0:
+            call_next()
     wait_for_memory()
     first_h = strip * (ROWS * SH) + ORIGIN_H
     values = ()  # of output q and row o at q * ROWS + o
