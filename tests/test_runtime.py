@@ -663,12 +663,12 @@ import torch, ndpool
 torch.set_num_threads(2)
 ndpool.set_num_threads(2)
 x = torch.rand(8, 16, 128, 128)
+want = x.numpy().reshape(8, 16, 64, 2, 64, 2).max((3, 5))
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (int(sys.argv[1]) << 20),) * 2)
 try:
     y = ndpool.max_pool2d(x, 2)
-    rows = x.unflatten(-1, (-1, 2)).amax(-1).unflatten(-2, (-1, 2)).amax(-2)
-    print("pooled", bool((y == rows).all()))
+    print("pooled", bool((y.numpy() == want).all()))
 except MemoryError as error:
     print("refused", str(error).startswith("max_pool2d: "))
 """

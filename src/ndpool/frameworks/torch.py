@@ -252,7 +252,7 @@ def _convert(
     norm: float,
 ) -> Any:
     """A pooling with more to it: a dtype asked for, memory given, integers that change, infinite norms."""
-    if x.is_cpu and not transforms_active():
+    if x.is_cpu and not traced(x) and not transforms_active():
         check_memory(x)  # PyTorch, whose arithmetic comes first here, does not look
     if reduction.norm and abs(norm) == inf:  # the extremum of the magnitudes
         reduction = REDUCTIONS["max" if norm > 0 else "min"]
