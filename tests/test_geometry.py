@@ -222,6 +222,48 @@ def test_cut_gives_the_same_windows():
         plans[0].cut(3, 3)
 
 
+def taps_of(window):
+    return [window.start + t * window.step for t in range(window.taps)]
+
+
+def assert_transposed(plan, what):
+    """Window i of the transposed plan is the outputs whose windows contain input i."""
+    contain = [[] for _ in range(plan.size)]
+    for o in range(plan.out):
+        for i in taps_of(plan.window(o)):
+            contain[i].append(o)
+    back = plan.transposed()
+    assert (back.size, back.out) == (plan.out, plan.size), what
+    assert [taps_of(back.window(i)) for i in range(plan.size)] == contain, what
+    assert back.kernel >= max(map(len, contain)), what
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 13, 24])
+def test_the_transposed_plan_gives_for_each_input_the_outputs_that_contain_it(size):
+    for k, s, d, ceil in product(range(1, 8), range(1, 8), range(1, 7), (False, True)):
+        for p in range(k // 2 + 1):
+            try:
+                plan = axis(size, k, s, p, d, ceil)
+            except ValueError:
+                continue
+            assert_transposed(plan, (size, k, s, p, d, ceil))
+    for out in range(1, 2 * size + 3):
+        assert_transposed(geometry.adaptive("f", (size,), out).axes[0], (size, out))
+
+
+def test_windows_of_each_plane_are_transposed_plane_by_plane():
+    samples = np.random.default_rng(0).random((5, 2))
+    for plan in geometry.fractional("f", (17, 23), samples, 3, (4, 9), None).axes:
+        back = plan.transposed()
+        assert back.starts.shape == back.counts.shape == (5, plan.size)
+        for n in range(5):
+            starts, counts = plan.starts[n], plan.counts[n]
+            for i in range(plan.size):
+                first, taps = back.starts[n, i], back.counts[n, i]
+                outputs = [o for o in range(plan.out) if starts[o] <= i < starts[o] + counts[o]]
+                assert list(range(first, first + taps)) == outputs
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_fractional_windows_equal_pytorch(dtype):
     rng = np.random.default_rng(1)

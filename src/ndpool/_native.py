@@ -47,7 +47,7 @@ def core_plan(plan: Plan) -> core.Plan:
 
 
 def _core_axis(a: AxisPlan) -> Any:
-    front, kernel = a.met()
+    front, kernel = a.tap_range()
     origin = a.origin + front * a.step
     tables = (
         (None, None) if a.starts is None else (np.ascontiguousarray(a.starts), np.ascontiguousarray(a.counts))

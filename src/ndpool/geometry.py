@@ -1,18 +1,16 @@
-"""Windows: where they lie, how many there are, what they divide by, and whether the arguments allow them.
+"""The rules that turn arguments into plans: sliding, adaptive and fractional windows, and unpooling's sizes.
 
-The only place with window arithmetic. A plan has one `AxisPlan` per pooled axis; functions, frameworks and
-kernels read plans and never see padding, ceil mode or output sizes. No arrays of data and no framework here;
-NumPy serves only for the tables of irregular windows.
+Together with `_plan`, which defines what a plan is, the only place with window arithmetic. Functions ask for
+a plan here and get it, or an error that names the argument. No arrays of data and no framework; NumPy holds
+the tables of irregular windows.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +28,10 @@ from ndpool._arguments import (
     is_list,
     show,
 )
+from ndpool._plan import AxisPlan as AxisPlan
+from ndpool._plan import Plan as Plan
+from ndpool._plan import irregular, least_residue
+from ndpool._plan import positions as positions
 
 _CACHED = 4096
 _CACHED_WINDOWS = 4096  # an irregular axis with more is made anew: the cache holds no large tables
@@ -40,142 +42,12 @@ def kernel_name(fn: str) -> str:
     return "window" if fn == "pool" else "kernel_size"
 
 
-class Window(NamedTuple):
-    """One window along one axis: its part inside the input, and its share of the divisor."""
-
-    start: int
-    taps: int
-    step: int
-    share: int
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class AxisPlan:
-    """The windows along one axis.
-
-    Tap t of window o stands at origin + o*stride + t*step; the taps in [0, size) are the window. On an
-    irregular axis `starts` and `counts` say where each window begins and how many taps it has.
-    """
-
-    size: int
-    out: int
-    kernel: int  # taps of a whole window; of the largest one on an irregular axis
-    stride: int
-    step: int
-    origin: int
-    bounds: tuple[int, int]  # taps at positions in [lo, hi) count towards the divisor
-    starts: NDArray[np.int64] | None = None  # (out,), or (planes, out) where planes differ
-    counts: NDArray[np.int64] | None = None
-
-    @property
-    def regular(self) -> bool:
-        """Whether the compressed form tells everything."""
-        return self.starts is None
-
-    @property
-    def end(self) -> int:
-        """Where the last tap of the last window stands, and one more; for a regular axis."""
-        return self.origin + (self.out - 1) * self.stride + (self.kernel - 1) * self.step + 1
-
-    def window(self, o: int) -> Window:
-        """The window of output `o`."""
-        if self.starts is not None and self.counts is not None:
-            taps = int(self.counts[..., o].flat[0])
-            return Window(int(self.starts[..., o].flat[0]), taps, self.step, taps)
-        first = self.origin + o * self.stride
-        start, taps = self._within(first, 0, self.size)
-        return Window(start, taps, self.step, self._within(first, *self.bounds)[1])
-
-    def _within(self, first: int, lo: int, hi: int) -> tuple[int, int]:
-        lead = max(0, -((first - lo) // self.step))
-        start = first + lead * self.step
-        return start, max(0, min(self.kernel - lead, -((start - hi) // self.step)))
-
-    def met(self) -> tuple[int, int]:
-        """Which taps offsets number, first and count: those that ever meet the input.
-
-        Dilated windows keep all of theirs while they are not far wider than the input: one that holds nothing
-        names the tap behind it.
-        """
-        narrow = self.step > 1 and (self.kernel - 1) * self.step < 2 * self.size + 64
-        if self.starts is not None or not self.out or narrow:
-            return 0, self.kernel
-        leading = -((self.origin + (self.out - 1) * self.stride) // self.step)
-        front = min(self.kernel - 1, max(0, leading))
-        end = min(self.kernel, max(front + 1, -((self.origin - self.size) // self.step)))
-        return front, end - front
-
-    def cut(self, o0: int, o1: int) -> tuple[AxisPlan, slice]:
-        """The plan of outputs o0 to o1, and the slice of the input it is relative to: no cell too many."""
-        if not 0 <= o0 < o1 <= self.out:
-            raise ValueError(f"cut: outputs must be a range within 0..{self.out}; got {o0}..{o1}")
-        if self.starts is not None and self.counts is not None:
-            starts, counts = self.starts[..., o0:o1], self.counts[..., o0:o1]
-            begin, end = int(starts.min()), int((starts + counts).max())
-            size, moved = end - begin, starts - begin
-            part = replace(self, size=size, out=o1 - o0, bounds=(0, size), starts=moved, counts=counts)
-            return part, slice(begin, end)
-        origin = self.origin + o0 * self.stride
-        behind = self.size - 1 - (self.origin + (o1 - 1) * self.stride + (self.kernel - 1) * self.step)
-        begin = _first_cell(origin, self.stride, self.step, o1 - o0)
-        # The end is the beginning of the mirrored axis.
-        end = self.size - _first_cell(behind, self.stride, self.step, o1 - o0)
-        if begin >= end:
-            begin = end = 0  # no window holds an element
-        lo, hi = self.bounds
-        part = replace(
-            self, size=end - begin, out=o1 - o0, origin=origin - begin, bounds=(lo - begin, hi - begin)
-        )
-        return part, slice(begin, end)
-
-
-def _first_cell(origin: int, stride: int, step: int, out: int) -> int:
-    """The least position from 0 on where a tap stands, for whole windows."""
-    # Taps of a window that begins before the input may step over its first cells.
-    lead = min(out, max(0, -(origin // stride)))
-    inside = [origin + lead * stride] if lead < out else []
-    return min(inside + ([_least_residue(stride, origin, step, lead)] if lead else []))
-
-
-def _least_residue(a: int, b: int, m: int, n: int) -> int:
-    """The least (a*i + b) % m for i in range(n), in logarithmic time."""
-    b %= m
-    return bisect_left(range(1, m + 1), 1, key=lambda v: _floor_sum(a, b, m, n) - _floor_sum(a, b - v, m, n))
-
-
-def _floor_sum(a: int, b: int, m: int, n: int) -> int:
-    """The sum of (a*i + b) // m for i in range(n)."""
-    total = 0
-    while True:
-        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
-        a, b = a % m, b % m
-        top = a * n + b
-        if top < m:
-            return total
-        a, b, m, n = m, top % m, a, top // m
-
-
 def round_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
     """Float32 numbers rounded to those that bfloat16 has, to even in the middle."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded: NDArray[Any] = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
     return rounded.view(np.float32)
-
-
-class Plan:
-    """The windows of a call: one `AxisPlan` per pooled axis."""
-
-    __slots__ = ("axes", "core", "norm_divisor", "out", "sizes", "taps")
-
-    def __init__(self, axes: Sequence[AxisPlan], adaptive: bool = False) -> None:
-        self.axes = tuple(axes)
-        self.sizes = tuple(axis.size for axis in axes)
-        self.out = tuple(axis.out for axis in axes)
-        self.taps = prod(axis.kernel for axis in axes)
-        # A norm is scaled up to a whole window; adaptive windows are whole, whatever their sizes.
-        self.norm_divisor = self.taps if adaptive or not all(axis.regular for axis in axes) else 0
-        self.core: Any = None  # the compiled twin, kept by whoever makes it
 
 
 def sliding(
@@ -317,7 +189,7 @@ def _empty_window(a: AxisPlan) -> int | None:
     first, last = max(0, -((reach - a.size) // a.stride)), min(a.out, -(a.origin // a.stride))
 
     def stepped_over(n: int) -> bool:
-        greatest = a.step - 1 - _least_residue(-a.stride, -1 - a.origin - first * a.stride, a.step, n)
+        greatest = a.step - 1 - least_residue(-a.stride, -1 - a.origin - first * a.stride, a.step, n)
         return greatest >= a.size
 
     if a.step <= a.size or first >= last or not stepped_over(last - first):
@@ -392,12 +264,7 @@ def _adaptive_axis(size: int, out: int) -> AxisPlan:
     whole, rest = divmod(size, out)
     starts = o * whole + o * rest // out
     counts = (o + 1) * whole + -(-(o + 1) * rest // out) - starts
-    return _irregular(size, int(counts.max()), starts, counts)
-
-
-def _irregular(size: int, kernel: int, starts: NDArray[np.int64], counts: NDArray[np.int64]) -> AxisPlan:
-    starts.flags.writeable = counts.flags.writeable = False  # plans are shared
-    return AxisPlan(size, starts.shape[-1], kernel, 1, 1, 0, (0, size), starts, counts)
+    return irregular(size, starts, counts)
 
 
 def fractional_output(
@@ -449,7 +316,7 @@ def fractional(
     for size, k, out, a in zip(sizes, kernels, outs, order, strict=True):
         check_count(fn, "output_size", len(samples) * out)
         starts = _fractional_starts(fn, samples[:, a], size, k, out, narrow or np.asarray)
-        axes.append(_irregular(size, k, starts, np.full_like(starts, k)))
+        axes.append(irregular(size, starts, np.full_like(starts, k), kernel=k))
     return Plan(axes)
 
 
@@ -538,23 +405,6 @@ def check_unpool(
         for value in values:
             check_range(fn, name, value, least)
     return kernels, strides, pads, dilations
-
-
-def positions(plan: Plan, offsets: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.int64]:
-    """Where the taps that `offsets` number stand in the flattened plane; -1 for what is outside."""
-    rest: NDArray[np.int64] = offsets.astype(np.int64)
-    found, inside = np.zeros_like(rest), np.ones(rest.shape, bool)
-    pitch = 1
-    for axis, a in reversed(list(zip(plan.axes, axes, strict=True))):
-        front, kernel = axis.met()
-        rest, tap = np.divmod(rest, kernel)
-        o = np.arange(axis.out, dtype=np.int64)
-        first = axis.origin + o * axis.stride if axis.starts is None else axis.starts
-        place = first.reshape([-1 if i == a else 1 for i in range(rest.ndim)]) + (front + tap) * axis.step
-        inside &= (place >= 0) & (place < axis.size)
-        found += place * pitch
-        pitch *= axis.size
-    return np.where(inside & (rest == 0), found, -1)
 
 
 def windows(

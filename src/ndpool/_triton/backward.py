@@ -111,7 +111,7 @@ def most_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:
 
 def one_window(axis: AxisPlan, vec: int) -> bool:
     """Whether neighbours in a vector are always in one window, and in no other."""
-    alike = axis.regular and axis.step == 1 and axis.stride == axis.kernel == axis.met()[1]
+    alike = axis.regular and axis.step == 1 and axis.stride == axis.kernel == axis.tap_range()[1]
     return alike and axis.origin == 0 and vec > 1 and axis.kernel % vec == 0
 
 

@@ -98,7 +98,7 @@ def holders(axis: AxisPlan, device: torch.device) -> tuple[Tensor, ...]:
 def runs(axis: AxisPlan, device: torch.device) -> Tensor:
     """Where runs of inputs begin that are in the same windows, and where the last ends."""
     if axis.starts is None or axis.counts is None:
-        front, kernel = axis.met()
+        front, kernel = axis.tap_range()
         first = np.arange(axis.out) * axis.stride + axis.origin + front * axis.step
         # Dilated windows hold no two neighbours.
         edges = [first, first + kernel] if axis.step == 1 else [np.arange(axis.size)]
@@ -118,7 +118,7 @@ def most_holders(axis: AxisPlan) -> int:
             axis.starts + axis.counts, i, "right"
         )
         return int(held.max(initial=1))
-    _, kernel = axis.met()
+    _, kernel = axis.tap_range()
     return -(-((kernel - 1) * axis.step + 1) // axis.stride)
 
 
@@ -170,7 +170,7 @@ def even_share(axes: tuple[AxisPlan, ...]) -> int:
 
 def strips(axes: tuple[AxisPlan, ...]) -> bool:
     """Whether the windows are alike, without holes, and none of their taps was cropped."""
-    return all(a.regular and a.step == 1 and a.met() == (0, a.kernel) for a in axes)
+    return all(a.regular and a.step == 1 and a.tap_range() == (0, a.kernel) for a in axes)
 
 
 def divide_by(axes: tuple[AxisPlan, ...], divides: bool, divisor: int) -> tuple[int, int]:
@@ -289,7 +289,7 @@ def calls_next(grid: int, moved: int) -> bool:
 
 def axis_numbers(a: AxisPlan) -> list[int]:
     """An axis as the kernels for any window take it: taps that never meet the input are cut off."""
-    front, kernel = a.met()
+    front, kernel = a.tap_range()
     return [a.size, a.out, kernel, a.stride, a.step, a.origin + front * a.step, a.kernel, front, *a.bounds]
 
 

@@ -411,7 +411,7 @@ def _positions(plan: Plan, offsets: Tensor, axes: tuple[int, ...]) -> Tensor:
     rest = offsets.to(torch.int64)
     found, inside, pitch = torch.zeros_like(rest), None, 1
     for axis, a in reversed(list(zip(plan.axes, axes, strict=True))):
-        front, kernel = axis.met()
+        front, kernel = axis.tap_range()
         tap, rest = rest % kernel, rest // kernel
         if axis.regular:
             first = torch.arange(axis.out, device=rest.device) * axis.stride + axis.origin

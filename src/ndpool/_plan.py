@@ -1,0 +1,214 @@
+"""Plans: the windows of a call as plain values, which frameworks and kernels read.
+
+A plan has one `AxisPlan` per pooled axis. It can be cut to a range of outputs, transposed (for each input,
+the outputs that contain it) and asked which element an offset stands for. The rules that make plans are in
+`geometry`; a kernel never sees padding, ceil mode or output sizes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Window(NamedTuple):
+    """One window along one axis, clipped to the input, and its share of the divisor."""
+
+    start: int
+    taps: int
+    step: int
+    share: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AxisPlan:
+    """The windows along one axis.
+
+    Tap t of window o is the input at origin + o*stride + t*step; taps outside [0, size) are padding. On an
+    irregular axis `starts` and `counts` give the first input and the number of taps of each window.
+    """
+
+    size: int
+    out: int
+    kernel: int  # taps of a full window; of the largest one on an irregular axis
+    stride: int
+    step: int
+    origin: int
+    bounds: tuple[int, int]  # taps at positions in [lo, hi) count towards the divisor
+    starts: NDArray[np.int64] | None = None  # (out,), or (planes, out) where every plane has its own windows
+    counts: NDArray[np.int64] | None = None
+
+    @property
+    def regular(self) -> bool:
+        """Whether all windows follow from origin, stride and step."""
+        return self.starts is None
+
+    @property
+    def end(self) -> int:
+        """One past the last tap of the last window, on a regular axis."""
+        return self.origin + (self.out - 1) * self.stride + (self.kernel - 1) * self.step + 1
+
+    def window(self, o: int) -> Window:
+        """The window of output `o`."""
+        if self.starts is not None and self.counts is not None:
+            taps = int(self.counts[..., o].flat[0])
+            return Window(int(self.starts[..., o].flat[0]), taps, self.step, taps)
+        first = self.origin + o * self.stride
+        start, taps = self._clipped(first, 0, self.size)
+        return Window(start, taps, self.step, self._clipped(first, *self.bounds)[1])
+
+    def _clipped(self, first: int, lo: int, hi: int) -> tuple[int, int]:
+        """Start and number of the taps in [lo, hi) of the window that begins at `first`."""
+        lead = max(0, -((first - lo) // self.step))
+        start = first + lead * self.step
+        return start, max(0, min(self.kernel - lead, -((start - hi) // self.step)))
+
+    def tap_range(self) -> tuple[int, int]:
+        """First and number of the taps that offsets count: those that lie inside the input in any window.
+
+        Dilated windows keep all of their taps unless they are far wider than the input, because a window
+        without an element stores one past its last tap.
+        """
+        narrow = self.step > 1 and (self.kernel - 1) * self.step < 2 * self.size + 64
+        if self.starts is not None or not self.out or narrow:
+            return 0, self.kernel
+        leading = -((self.origin + (self.out - 1) * self.stride) // self.step)
+        front = min(self.kernel - 1, max(0, leading))
+        end = min(self.kernel, max(front + 1, -((self.origin - self.size) // self.step)))
+        return front, end - front
+
+    def cut(self, o0: int, o1: int) -> tuple[AxisPlan, slice]:
+        """The plan of outputs o0 to o1, relative to the smallest slice of the input that they need."""
+        if not 0 <= o0 < o1 <= self.out:
+            raise ValueError(f"cut: outputs must be a range within 0..{self.out}; got {o0}..{o1}")
+        if self.starts is not None and self.counts is not None:
+            starts, counts = self.starts[..., o0:o1], self.counts[..., o0:o1]
+            begin, end = int(starts.min()), int((starts + counts).max())
+            size, moved = end - begin, starts - begin
+            part = replace(self, size=size, out=o1 - o0, bounds=(0, size), starts=moved, counts=counts)
+            return part, slice(begin, end)
+        origin = self.origin + o0 * self.stride
+        behind = self.size - 1 - (self.origin + (o1 - 1) * self.stride + (self.kernel - 1) * self.step)
+        begin = _first_tap(origin, self.stride, self.step, o1 - o0)
+        # The end is the beginning of the mirrored axis.
+        end = self.size - _first_tap(behind, self.stride, self.step, o1 - o0)
+        if begin >= end:
+            begin = end = 0  # no window contains an element
+        lo, hi = self.bounds
+        part = replace(
+            self, size=end - begin, out=o1 - o0, origin=origin - begin, bounds=(lo - begin, hi - begin)
+        )
+        return part, slice(begin, end)
+
+    def transposed(self) -> AxisPlan:
+        """For each input the outputs whose windows contain it, as windows over the outputs.
+
+        Window i of the result starts at the first such output; the others follow every `step` outputs, in
+        increasing order, each containing input i at an earlier tap than the one before. The result is regular
+        for stride 1 and a table otherwise.
+        """
+        if self.starts is None or self.counts is None:
+            if self.stride == 1:
+                reach = (self.kernel - 1) * self.step
+                origin = -self.origin - reach
+                return AxisPlan(self.out, self.size, self.kernel, 1, self.step, origin, (0, self.out))
+            return self._transposed_table()
+        i = np.arange(self.size, dtype=np.int64)
+        starts, ends = (np.atleast_2d(t) for t in (self.starts, self.starts + self.counts))
+        firsts, lasts = (
+            np.stack([np.searchsorted(row, i, "right") for row in rows]).reshape(*self.starts.shape[:-1], -1)
+            for rows in (ends, starts)
+        )
+        return irregular(self.out, firsts, lasts - firsts)
+
+    def _transposed_table(self) -> AxisPlan:
+        # Input i is tap t of output o where o*stride == i - origin - t*step: outputs in one residue class.
+        reach = np.arange(self.size, dtype=np.int64) - self.origin
+        common = gcd(self.stride, self.step)
+        spacing = self.step // common
+        low = np.maximum(-(((self.kernel - 1) * self.step - reach) // self.stride), 0)
+        high = np.minimum(reach // self.stride, self.out - 1)
+        if spacing > 1:
+            inverse = pow(self.stride // common, -1, spacing)
+            low += (reach // common % spacing * inverse - low) % spacing
+        counts = np.maximum((high - low) // spacing + 1, 0)
+        counts[reach % common != 0] = 0
+        return irregular(self.out, np.where(counts > 0, low, 0), counts, spacing)
+
+
+def irregular(
+    size: int, starts: NDArray[np.int64], counts: NDArray[np.int64], step: int = 1, kernel: int | None = None
+) -> AxisPlan:
+    """Windows over `size` inputs from tables of their first inputs and numbers of taps."""
+    starts.flags.writeable = counts.flags.writeable = False  # plans are shared
+    if kernel is None:
+        kernel = int(counts.max(initial=0))
+    return AxisPlan(size, starts.shape[-1], kernel, 1, step, 0, (0, size), starts, counts)
+
+
+class Plan:
+    """The windows of a call: one `AxisPlan` per pooled axis."""
+
+    __slots__ = ("axes", "core", "norm_divisor", "out", "sizes", "taps")
+
+    def __init__(self, axes: Sequence[AxisPlan], adaptive: bool = False) -> None:
+        self.axes = tuple(axes)
+        self.sizes = tuple(axis.size for axis in axes)
+        self.out = tuple(axis.out for axis in axes)
+        self.taps = prod(axis.kernel for axis in axes)
+        # Lp pooling scales a clipped window up to a full one; an adaptive window is always full.
+        self.norm_divisor = self.taps if adaptive or not all(axis.regular for axis in axes) else 0
+        self.core: Any = None  # the compiled form, filled in by `_native`
+
+    def transposed(self) -> Plan:
+        """The plan of the backward pass: each window is the outputs that contain one input."""
+        return Plan([axis.transposed() for axis in self.axes])
+
+
+def positions(plan: Plan, offsets: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.int64]:
+    """Indices in the flattened plane of the taps that `offsets` stand for; -1 outside the input."""
+    rest: NDArray[np.int64] = offsets.astype(np.int64)
+    found, inside = np.zeros_like(rest), np.ones(rest.shape, bool)
+    pitch = 1
+    for axis, a in reversed(list(zip(plan.axes, axes, strict=True))):
+        front, kernel = axis.tap_range()
+        rest, tap = np.divmod(rest, kernel)
+        o = np.arange(axis.out, dtype=np.int64)
+        first = axis.origin + o * axis.stride if axis.starts is None else axis.starts
+        place = first.reshape([-1 if i == a else 1 for i in range(rest.ndim)]) + (front + tap) * axis.step
+        inside &= (place >= 0) & (place < axis.size)
+        found += place * pitch
+        pitch *= axis.size
+    return np.where(inside & (rest == 0), found, -1)
+
+
+def _first_tap(origin: int, stride: int, step: int, out: int) -> int:
+    """The least position from 0 on that is a tap of any of `out` windows, none of them clipped at the end."""
+    # Taps of a window that begins before the input may step over its first elements.
+    lead = min(out, max(0, -(origin // stride)))
+    inside = [origin + lead * stride] if lead < out else []
+    return min(inside + ([least_residue(stride, origin, step, lead)] if lead else []))
+
+
+def least_residue(a: int, b: int, m: int, n: int) -> int:
+    """The least (a*i + b) % m for i in range(n), in logarithmic time."""
+    b %= m
+    return bisect_left(range(1, m + 1), 1, key=lambda v: _floor_sum(a, b, m, n) - _floor_sum(a, b - v, m, n))
+
+
+def _floor_sum(a: int, b: int, m: int, n: int) -> int:
+    """The sum of (a*i + b) // m for i in range(n)."""
+    total = 0
+    while True:
+        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
+        a, b = a % m, b % m
+        top = a * n + b
+        if top < m:
+            return total
+        a, b, m, n = m, top % m, a, top // m
