@@ -20,8 +20,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "call_cache.h"
 #include "kernels.h"
-#include "memo.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -808,10 +808,11 @@ NB_MODULE(_core, m) {
                     bool, bool>(),
            "plan"_a, "op"_a, "x"_a, "y"_a, "type"_a, "axes"_a, "extra_kind"_a, "divide"_a, "backward"_a)
       .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none());
-  nb::class_<Memo>(m, "Memo")
+  nb::class_<CallCache>(m, "CallCache")
       .def(nb::init<>())
-      .def("get", &Memo::get, "fn"_a, "x"_a, "window"_a)
-      .def("put", &Memo::put, "fn"_a, "x"_a, "window"_a, "value"_a);
+      .def("get", &CallCache::get, "function"_a, "x"_a, "arguments"_a, "indices"_a)
+      .def("put", &CallCache::put, "function"_a, "x"_a, "arguments"_a, "indices"_a, "value"_a)
+      .def("__len__", &CallCache::size);
   m.def("set_recording", &set_recording, "on"_a);
   m.def("recorded", &recorded);
   m.def("set_serial_bytes", [](int64_t n) { return serial_bytes.exchange(n); }, "n"_a);

@@ -61,7 +61,7 @@ class Case:
         return self.values.dtype
 
     @property
-    def picks(self) -> bool:
+    def has_index(self) -> bool:
         """Whether the result is one of the elements: exact, any type, with indices."""
         return self.reduce in ("max", "min")
 

@@ -55,7 +55,7 @@ def reduced(case: Case, flat: Array, windows: reference.Table) -> tuple[tuple[Ar
     """The answer for planes, and its slack."""
     plan, dtype, kwargs = case.plans[0], case.dtype, case.kwargs
     real = is_float(dtype)
-    if case.picks:
+    if case.has_index:
         return reference.select(flat, windows, case.reduce == "min"), None
     if abs(case.norm) == inf:
         return (reference.select(np.abs(flat), windows, case.norm < 0)[0], None), None

@@ -189,7 +189,7 @@ def draw_values(rng: Rng, shape: tuple[int, ...], dtype: DType, case: Case) -> A
         kinds = ["powers"]
     elif reduce == "lp" and norm < 1:
         kinds.remove("inf")
-    elif case.picks:
+    elif case.has_index:
         kinds.append("extremes")
     values = draw_floats(rng, shape, dtype, kinds)
     if chance(rng, 0.3) and values.size and kinds != ["powers"] and (reduce != "lp" or norm >= 1):
@@ -338,9 +338,9 @@ def _draw_arguments(rng: Rng, case: Case, budget: int) -> None:
             kwargs["divisor_override"] = pick(rng, [1, 2, 7, 100] + [-3] * (case.dtype.kind != "u"))
     if case.reduce == "lp" and function == "pool" and chance(rng, 0.2):
         kwargs["count_include_pad"] = False
-    if case.picks and "unpool" not in function:
+    if case.has_index and "unpool" not in function:
         kwargs["return_indices"] = chance(rng, 0.5)
-    if not case.picks and chance(rng, 0.1) and abs(case.norm) != inf:
+    if not case.has_index and chance(rng, 0.1) and abs(case.norm) != inf:
         kwargs["dtype"] = pick(rng, ["float32", "float64"])
     case.kwargs = kwargs
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
+import passes
 from fences import lay, packed
 from fuzz import reference
 from fuzz.call import convert, from_result, invoke, memory
 from fuzz.case import Case, repeated
 from fuzz.check import Want, alike
 from ndpool import geometry
-from ndpool.frameworks import numpy as framework
-from ndpool.reductions import REDUCTIONS
 from oracle import Array, counts
 
 
@@ -66,7 +65,7 @@ def expected_gradient(case: Case, want: Want, grad: Array) -> tuple[Array, Any]:
         at, _ = reference.planes(case.indices, case.axes)
         return reference.unplanes(np.take_along_axis(flat_grad, at, 1), lead, sizes, case.axes), None
     flat_x, _ = reference.planes(case.values, case.axes)
-    if case.picks:
+    if case.has_index:
         indices, _ = reference.planes(want.indices, case.axes)
         if len(case.plans) > 1:
             tables = [reference.table(plan, sizes) for plan in case.plans]
@@ -140,16 +139,12 @@ def plan_of(case: Case, sizes: tuple[int, ...]) -> geometry.Plan:
 
 def numpy_gradient(case: Case, values: Array, grad: Array, layout: Any, at: Any, grad_layout: Any) -> Array:
     """The gradient by the backward kernels; offsets are looked at on the way."""
-    plan, reduction, axes = (
-        plan_of(case, tuple(values.shape[a] for a in case.axes)),
-        REDUCTIONS[case.reduce],
-        case.axes,
-    )
+    plan, axes = plan_of(case, tuple(values.shape[a] for a in case.axes)), case.axes
     x, g = lay(values, layout, case.end), lay(grad, grad_layout, case.result_end)
     dense = case.grad_layout._replace(broadcast=(False,) * grad.ndim)
     more: dict[str, Any] = {}
-    if case.picks:
-        y, offsets = framework.pool_offsets(plan, reduction, x.array, axes)
+    if case.has_index:
+        y, offsets = passes.with_offsets(case.reduce, plan, x.array, axes)
         found = lay(offsets, dense, case.result_end)
         want = reference.select(
             reference.planes(values, axes)[0],
@@ -162,14 +157,14 @@ def numpy_gradient(case: Case, values: Array, grad: Array, layout: Any, at: Any,
         alike("offsets", places[:, held], want[1][:, held])
         more = {"offsets": found.array}
     if case.reduce == "lp":
-        y = framework.pool("f", plan, reduction, x.array, axes, False, None, None, 0, case.norm)
+        y = passes.forward("lp", plan, x.array, axes, case.norm)
         outputs = lay(y, dense, case.result_end)
-        more = {"x": x.array, "y": outputs.array, "norm": case.norm, "divisor": plan.norm_divisor}
+        more = {"x": x.array, "y": outputs.array, "norm": case.norm}
     if case.reduce == "avg":
         more = {"divisor": case.kwargs.get("divisor_override") or 0}
-    result = framework.pool_backward(plan, reduction, g.array, axes, **more)
+    result = passes.backward(case.reduce, plan, g.array, axes, **more)
     x.check("the input")
     g.check("the gradient")
-    if case.picks:
+    if case.has_index:
         found.check("the offsets")
     return result

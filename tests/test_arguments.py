@@ -9,8 +9,8 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import ndpool
-from ndpool import _arguments, geometry
-from ndpool._arguments import overlaps_itself
+from ndpool import _arguments, _policy, geometry
+from ndpool._policy import overlaps_itself
 
 torch = pytest.importorskip("torch")
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -123,11 +123,11 @@ def test_wrong_arguments_name_the_function(name):
 def test_norms_and_divisors():
     for value in (HUGE, -HUGE, float("nan"), 0, 0.0):
         with pytest.raises(ValueError, match=r"^f: norm_type"):
-            _arguments.check_norm("f", value)
+            _policy.check_norm("f", value)
     for value in (0, 2**63, HUGE):
         with pytest.raises(ValueError, match=r"^f: divisor_override"):
-            _arguments.check_divisor("f", value)
-    assert [_arguments.check_divisor("f", value) for value in (-2, 2**62)] == [-2, 2**62]
+            _policy.check_divisor("f", value)
+    assert [_policy.check_divisor("f", value) for value in (-2, 2**62)] == [-2, 2**62]
 
 
 def test_absurd_numbers_of_windows_are_refused_before_memory_is_taken():

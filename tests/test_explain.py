@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import ndpool
+import passes
 from cases import moved
 from helpers import hard_values
 from ndpool._native import core
-from ndpool.frameworks import numpy as framework
 from ndpool.geometry import adaptive, sliding
 from ndpool.reductions import REDUCTIONS
 
@@ -36,11 +36,10 @@ def image(*shape, dtype=np.float32, last=False):
 
 def backward(reduce, plan, x, axes=(2, 3)):
     """The gradient of a pool, as a function that `explain` can call."""
-    reduction = REDUCTIONS[reduce]
-    if not reduction.picks:
-        return framework.pool_backward(plan, reduction, np.ones((*x.shape[:2], *plan.out), x.dtype), axes)
-    y, offsets = framework.pool_offsets(plan, reduction, x, axes)
-    return framework.pool_backward(plan, reduction, np.ones_like(y), axes, offsets=offsets)
+    if not REDUCTIONS[reduce].has_index:
+        return passes.backward(reduce, plan, np.ones((*x.shape[:2], *plan.out), x.dtype), axes)
+    y, offsets = passes.with_offsets(reduce, plan, x, axes)
+    return passes.backward(reduce, plan, np.ones_like(y), axes, offsets=offsets)
 
 
 def windows(sizes, kernel, stride=None, padding=0):

@@ -93,7 +93,7 @@ def pooled(numbers: Iterator[int]) -> Iterator[tuple[int, Case]]:
         for layout, other in zip(layouts(len(shape)), layouts(len(shape))[::-1], strict=True):
             number = next(numbers)
             case = given(function, values, framework_of(number, layout, other), **kwargs)
-            if case.picks:
+            if case.has_index:
                 case.kwargs["return_indices"] = number % 2 == 1
             case.layout, case.out, case.grad_layout = layout, (other, layout), other
             yield number, case

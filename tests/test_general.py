@@ -14,6 +14,7 @@ import pytest
 
 import ndpool
 import oracle
+import passes
 from cases import BOOL, DTYPES, HALVES, INTEGERS, LAYOUTS, SINGLES
 from helpers import (
     GEOMETRIES,
@@ -28,7 +29,6 @@ from helpers import (
     small,
 )
 from ndpool import geometry
-from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -455,19 +455,19 @@ def test_backward(n, name, layout, dtype):
     v = small(x.shape, np.float64, 1)
     grad = LAYOUTS[layout](small((9, *plan.out), dtype, 2), n)
     for reduce in ("max", "min"):
-        y, offsets = room.pool_offsets(plan, REDUCTIONS[reduce], x, axes)
+        y, offsets = passes.with_offsets(reduce, plan, x, axes)
         values, indices = oracle.select(x, truth, least=reduce == "min")
         assert_exact(y, values)
-        got = room.pool_backward(plan, REDUCTIONS[reduce], grad, axes, offsets=offsets)
+        got = passes.backward(reduce, plan, grad, axes, offsets=offsets)
         assert_exact(got, oracle.max_pool_backward(grad, indices, sizes))
         assert inner(got, v) == inner(grad, oracle.max_unpool_backward(v, indices, n))
-    summed = room.pool("f", plan, REDUCTIONS["sum"], v, axes, False, None, None, 0, 0.0)
-    got = room.pool_backward(plan, REDUCTIONS["sum"], grad, axes)
+    summed = passes.forward("sum", plan, v, axes)
+    got = passes.backward("sum", plan, grad, axes)
     assert_exact(got, oracle.spread(grad, truth, sizes).astype(dtype))
     assert inner(got, v) == inner(grad, summed)
     shares = oracle.counts(truth, padded=True)
     for divisor in (0, -7):
-        got = room.pool_backward(plan, REDUCTIONS["avg"], grad, axes, divisor=divisor)
+        got = passes.backward("avg", plan, grad, axes, divisor)
         by = divisor or shares
         magnitude = oracle.spread(np.abs(grad), truth, sizes, np.abs(by))
         assert_close(got, oracle.spread(grad, truth, sizes, by).astype(dtype), plan.taps, magnitude)
@@ -483,8 +483,8 @@ def test_norms_backward(name, norm, dtype):
     x = (small((2, *SIZES[:2]), np.float64, 3, low=1) / 2).astype(dtype)
     x[:, :6, :6] = 0
     grad = small((2, *plan.out), dtype, 4, low=1)
-    y = room.pool("f", plan, REDUCTIONS["lp"], x, (1, 2), False, None, None, 0, norm)
-    got = room.pool_backward(plan, REDUCTIONS["lp"], grad, (1, 2), x=x, y=y, norm=norm)
+    y = passes.forward("lp", plan, x, (1, 2), norm)
+    got = passes.backward("lp", plan, grad, (1, 2), norm=norm, x=x, y=y)
     want = oracle.lp_pool_backward(grad.astype(float), x, norm, [kernel] * 2, stride, ceil, pad, dilation)
     assert got.dtype == dtype
     np.testing.assert_allclose(got.astype(float), want, rtol=(2 * norm + 2) * epsilon(dtype) + 1e-6)
@@ -496,10 +496,10 @@ def test_offsets_of_wide_windows(taps):
     for window in [(1, taps), (taps, 1), (taps // 16, 16)] if taps % 16 == 0 else [(1, taps), (taps, 1)]:
         x = np.arange(2.0 * (window[0] + 3) * (window[1] + 2)).reshape(2, window[0] + 3, -1)
         plan = geometry.sliding("f", x.shape[1:], window, 1, 0, 1, False, strict=False)
-        y, offsets = room.pool_offsets(plan, REDUCTIONS["max"], x, (1, 2))
+        y, offsets = passes.with_offsets("max", plan, x, (1, 2))
         assert offsets.dtype == (np.uint8 if taps <= 256 else np.int32)
         assert (offsets == taps - 1).all()
-        got = room.pool_backward(plan, REDUCTIONS["max"], np.ones_like(y), (1, 2), offsets=offsets)
+        got = passes.backward("max", plan, np.ones_like(y), (1, 2), offsets=offsets)
         assert_exact(got, np.isin(x, y).astype(float))
 
 
@@ -507,5 +507,5 @@ def test_half_gradients_accumulate_in_float32():
     """tracel-ai/cubek#639: 4096 contributions of one are 4096, not 2048."""
     plan = geometry.adaptive("f", (1, 1), 64)
     for dtype in HALVES:
-        got = room.pool_backward(plan, REDUCTIONS["avg"], np.ones((1, 64, 64), dtype), (1, 2))
+        got = passes.backward("avg", plan, np.ones((1, 64, 64), dtype), (1, 2))
         assert_exact(got, np.full((1, 1, 1), 4096, dtype))

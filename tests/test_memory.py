@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import ndpool
+import passes
 from cases import DTYPES, LAYOUTS, moved, readonly, reversed_strides
 from helpers import assert_exact, hard_values, not_sanitized, run_python
 from ndpool import geometry
-from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
 SHAPE = (2, 16, 96, 128)
@@ -85,7 +85,7 @@ def test_no_index_buffer_unless_asked_for():
     assert pair[1].nbytes == 2 * values.nbytes
     assert extra < 0.01 * values.nbytes
     plan = geometry.sliding("f", SHAPE[2:], 2, None, 0, 1, False, strict=True)
-    (_, offsets), extra = peak(lambda: room.pool_offsets(plan, REDUCTIONS["max"], x, (2, 3)))
+    (_, offsets), extra = peak(lambda: passes.with_offsets("max", plan, x, (2, 3)))
     assert offsets.nbytes == values.size
     assert extra < 0.01 * values.nbytes
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 import ndpool
+import passes
 from cases import LAYOUTS
 from helpers import hard_values, not_sanitized, run_python, small
 from ndpool import geometry
 from ndpool._native import core, core_plan
-from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
 SETS = core.isa_names()
@@ -48,10 +48,10 @@ def backward(reduce, plan, x):
     """Values, offsets and the gradient of the input, for a gradient as large as the output."""
     axes, reduction = (2, 3), REDUCTIONS[reduce]
     grad = small((*x.shape[:2], *plan.out), x.dtype)
-    if not reduction.picks:
-        return (room.pool_backward(plan, reduction, grad, axes),)
-    y, offsets = room.pool_offsets(plan, reduction, x, axes)
-    return y, offsets, room.pool_backward(plan, reduction, grad, axes, offsets=offsets)
+    if not reduction.has_index:
+        return (passes.backward(reduce, plan, grad, axes),)
+    y, offsets = passes.with_offsets(reduce, plan, x, axes)
+    return y, offsets, passes.backward(reduce, plan, grad, axes, offsets=offsets)
 
 
 SLIDING = geometry.sliding("f", PLANE, 3, 2, 1, 1, False, strict=True)
@@ -485,12 +485,11 @@ x = np.random.default_rng(0).random((8, 150, 150, 150))
 call = lambda n: ndpool.pool(x[:n], (50, 50, 50), reduce="avg", stride=1)
 """,
     "backward": """
+import passes
 from ndpool import geometry
-from ndpool.frameworks import numpy as room
-from ndpool.reductions import REDUCTIONS
 plan = geometry.sliding("f", (64, 64, 64), 12, 1, 0, 1, False, strict=False)
 x, y = (np.random.default_rng(0).random((8, *sizes)) for sizes in (plan.sizes, plan.out))
-call = lambda n: room.pool_backward(plan, REDUCTIONS["lp"], y[:n], (1, 2, 3), x=x[:n], y=y[:n], norm=3.5)
+call = lambda n: passes.backward("lp", plan, y[:n], (1, 2, 3), norm=3.5, x=x[:n], y=y[:n])
 """,
     "unpool": """
 values = np.broadcast_to(np.ones(1 << 20, np.float32), (4000, 1 << 20))

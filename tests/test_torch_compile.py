@@ -273,8 +273,8 @@ OPERATORS = {
     "pool_offsets": lambda x: (x, [2, 3], "max_pool2d", "max", W),
     "pool_offsets.adaptive": lambda x: (x, [2, 3], "adaptive_max_pool2d", "max", [3, 4]),
     "pool_indices": lambda x: (x.detach(), [2, 3], "max_pool2d", "max", W),
-    "spread": lambda x: (x, [2, 3], "avg_pool2d", "avg", W, [13, 11], 0, False),
-    "spread_picks": lambda x: (
+    "sum_backward": lambda x: (x, [2, 3], "avg_pool2d", "avg", W, [13, 11], 0, False),
+    "max_backward": lambda x: (
         x,
         AT[None, None].expand(x.shape).contiguous(),
         [2, 3],
@@ -410,8 +410,8 @@ OFFSETS = [
 
 def wrong_calls():
     """Operator, how its arguments in OPERATORS become wrong, error and message."""
-    for op in ("pool", "pool_offsets", "pool_indices", "spread", "spread_picks", "gather"):
-        first = 2 if op in ("spread_picks", "gather") else 1  # of the arguments: the axes
+    for op in ("pool", "pool_offsets", "pool_indices", "sum_backward", "max_backward", "gather"):
+        first = 2 if op in ("max_backward", "gather") else 1  # of the arguments: the axes
         for axes, message in [([2, 2], "differ"), ([2, 4], "from"), ([-2, -1], "from"), ([], "1 to 6 axes")]:
             yield op, with_argument(first, axes), ValueError, f"axes must .*{message}|axes must be 1"
         for windows in ([5], [3] * 11, []):
@@ -419,20 +419,20 @@ def wrong_calls():
         yield op, with_argument(first + 2, "mode"), ValueError, "reduce must be one of"
         yield op, with_argument(0, lambda x: x.detach().to(torch.complex64)), TypeError, "must be"
         yield op, with_argument(0, lambda x: x.detach().to_sparse()), TypeError, "must be a strided tensor"
-    for op in ("pool_offsets", "pool_indices", "spread_picks", "gather"):
-        at = 4 if op in ("spread_picks", "gather") else 3
+    for op in ("pool_offsets", "pool_indices", "max_backward", "gather"):
+        at = 4 if op in ("max_backward", "gather") else 3
         yield op, with_argument(at, "avg"), ValueError, "reduce must be one of max, min"
-    for op in ("spread_picks", "gather"):
+    for op in ("max_backward", "gather"):
         for change, error, message in OFFSETS:
             yield op, change, error, message
-    for op in ("spread", "spread_picks"):
-        at = 6 if op == "spread_picks" else 5
+    for op in ("sum_backward", "max_backward"):
+        at = 6 if op == "max_backward" else 5
         yield op, with_argument(at, [13]), ValueError, "sizes must"
         yield op, with_argument(at, [0, 11]), ValueError, "sizes must"
         yield op, with_argument(at, [13, 12, 11]), ValueError, "sizes must"
         yield op, with_argument(at, [99, 11]), ValueError, r"grad must have sizes \(50, 6\)"
         yield op, with_argument(0, lambda x: x.detach().to(torch.int32)), TypeError, "grad must be floating"
-    yield "spread", with_argument(3, "max"), ValueError, "reduce must be one of sum, avg"
+    yield "sum_backward", with_argument(3, "max"), ValueError, "reduce must be one of sum, avg"
     for dtype in (torch.float64, torch.int8, torch.complex64):
         yield "pool", with_argument(5, dtype), TypeError, "dtype must fit reduce='max'"
     for norm in (0.0, inf, -inf, float("nan")):
@@ -470,7 +470,7 @@ def test_operators_need_wide_offsets_for_wide_windows():
     x = rand(1, 20, 20)
     _, offsets = torch.ops.ndpool.pool_offsets(x, [1, 2], "max_pool2d", "max", windows)
     assert offsets.dtype is torch.int32
-    for op, more in (("spread_picks", ([20, 20],)), ("gather", ())):
+    for op, more in (("max_backward", ([20, 20],)), ("gather", ())):
         given = torch.ones(1, 4, 4) if more else x
         call = getattr(torch.ops.ndpool, op)
         call(given, offsets, [1, 2], "max_pool2d", "max", windows, *more, False)
@@ -478,7 +478,7 @@ def test_operators_need_wide_offsets_for_wide_windows():
             call(given, offsets.to(torch.uint8), [1, 2], "max_pool2d", "max", windows, *more, False)
 
 
-@pytest.mark.parametrize("operator", ["spread_picks", "gather", "unpool", "fractional"])
+@pytest.mark.parametrize("operator", ["max_backward", "gather", "unpool", "fractional"])
 def test_operators_take_tensors_of_one_device(operator):
     op = getattr(torch.ops.ndpool, operator).default
     args = OPERATORS[operator](rand(2, 3, 7, 6))

@@ -1,7 +1,7 @@
 """`ndpool.torch`: modules that are PyTorch's in all but their computation, `accelerate`, and `patch`.
 
 PyTorch itself is asked for every answer. Whether ndpool computed it is seen where all its functions pass: at
-the choice of a room.
+the choice of a framework.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 import cases
 import ndpool
 from helpers import run_python
+from ndpool import _run
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -44,9 +45,9 @@ NAMES = [
 @pytest.fixture
 def calls(monkeypatch):
     """The names of ndpool's functions that were called, in order."""
-    seen, room_of = [], ndpool.functional.room_of
-    monkeypatch.setattr(ndpool.functional, "room_of", lambda fn, x: seen.append(fn) or room_of(fn, x))
-    monkeypatch.setattr(ndpool.functional, "rooms", {})  # so that it is always asked
+    seen, framework_of = [], _run.framework_of
+    monkeypatch.setattr(_run, "framework_of", lambda fn, x: seen.append(fn) or framework_of(fn, x))
+    monkeypatch.setattr(_run, "frameworks", {})  # so that it is always asked
     return seen
 
 

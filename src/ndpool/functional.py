@@ -1,7 +1,7 @@
 """PyTorch's pooling functions, signature for signature, for any kind of array.
 
-Thin aliases: each reads the spatial sizes, asks `geometry` for the plan under PyTorch's rules and runs it in
-the room of the array's framework. What goes beyond PyTorch is keyword-only, after PyTorch's own arguments.
+Each function passes its arguments to `_run`, which does the rest. What goes beyond PyTorch is keyword-only,
+after PyTorch's own arguments.
 """
 
 from __future__ import annotations
@@ -9,63 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from ndpool import geometry
-from ndpool._arguments import check_flag, check_norm, check_shape
-from ndpool._dispatch import room_of, rooms
+from ndpool._call import PLAIN, Asked, Function
+from ndpool._policy import check_norm
+from ndpool._run import run, run_fractional, run_unpool
 from ndpool._signatures import AdaptiveMaxPool, FractionalMaxPool, Ints, MaxPool
 from ndpool.reductions import REDUCTIONS
 
 A = TypeVar("A")
-_MAX, _AVG, _LP = (REDUCTIONS[name] for name in ("max", "avg", "lp"))
 
 
-def _as_it_is(function: Callable[..., Any]) -> Any:
+def _unchanged(function: Callable[..., Any]) -> Any:
     return function
 
 
-# How a type checker sees a function with return_indices: a pair comes back when it is True.
-_max_pool = cast(Callable[[Callable[..., Any]], MaxPool], _as_it_is)
-_adaptive_max_pool = cast(Callable[[Callable[..., Any]], AdaptiveMaxPool], _as_it_is)
-_fractional_max_pool = cast(Callable[[Callable[..., Any]], FractionalMaxPool], _as_it_is)
+# The signature of a function with return_indices for type checkers: True makes it return a pair.
+_max_pool = cast(Callable[[Callable[..., Any]], MaxPool], _unchanged)
+_adaptive_max_pool = cast(Callable[[Callable[..., Any]], AdaptiveMaxPool], _unchanged)
+_fractional_max_pool = cast(Callable[[Callable[..., Any]], FractionalMaxPool], _unchanged)
 
 
-def _pool(
-    fn: str,
-    n_axes: int,
-    reduction: Any,
-    x: Any,
-    window: tuple[Any, ...],
-    indices: bool = False,
-    dtype: Any = None,
-    out: Any = None,
-    divisor: Any = None,
-    norm: float = 0.0,
-) -> Any:
-    # What is common to all, with as few calls as can be: small arrays notice.
-    if indices is not False:
-        indices = check_flag(fn, "return_indices", indices)
-    room = rooms.get(type(x)) or room_of(fn, x)
-    return room.named(fn, n_axes, reduction, x, window, indices, dtype, out, divisor, norm)
+def _family(kind: str, reduce: str) -> tuple[Function, Function, Function]:
+    one, two, three = (Function(f"{kind}_pool{n}d", REDUCTIONS[reduce], n) for n in (1, 2, 3))
+    return one, two, three
 
 
-def _fractional(
-    fn: str,
-    n_axes: int,
-    x: Any,
-    size: tuple[Any, ...],
-    indices: bool,
-    samples: Any,
-    generator: Any,
-) -> Any:
-    indices = check_flag(fn, "return_indices", indices)
-    return room_of(fn, x).fractional(fn, n_axes, x, size, indices, samples, generator)
-
-
-def _unpool(fn: str, n_axes: int, x: Any, indices: Any, window: tuple[Any, ...]) -> Any:
-    room = room_of(fn, x)
-    axes = check_shape(fn, x.shape, n_axes)
-    sizes = geometry.unpool_size(fn, x.shape[-n_axes:], *window)
-    return room.unpool(fn, x, indices, sizes, axes)
+_MAX1D, _MAX2D, _MAX3D = _family("max", "max")
+_AVG1D, _AVG2D, _AVG3D = _family("avg", "avg")
+_LP1D, _LP2D, _LP3D = _family("lp", "lp")
+_ADAPTIVE_MAX1D, _ADAPTIVE_MAX2D, _ADAPTIVE_MAX3D = _family("adaptive_max", "max")
+_ADAPTIVE_AVG1D, _ADAPTIVE_AVG2D, _ADAPTIVE_AVG3D = _family("adaptive_avg", "avg")
+_, _FRACTIONAL2D, _FRACTIONAL3D = _family("fractional_max", "max")
 
 
 @_max_pool
@@ -92,7 +65,7 @@ def max_pool1d(
     array([[3, 5]])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _pool("max_pool1d", 1, _MAX, input, window, return_indices, None, out)
+    return run(_MAX1D, input, window, return_indices, PLAIN if out is None else Asked(None, out))
 
 
 @_max_pool
@@ -147,7 +120,7 @@ def max_pool2d(
             [13, 15]]])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _pool("max_pool2d", 2, _MAX, input, window, return_indices, None, out)
+    return run(_MAX2D, input, window, return_indices, PLAIN if out is None else Asked(None, out))
 
 
 @_max_pool
@@ -174,7 +147,7 @@ def max_pool3d(
     array([21., 53.])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _pool("max_pool3d", 3, _MAX, input, window, return_indices, None, out)
+    return run(_MAX3D, input, window, return_indices, PLAIN if out is None else Asked(None, out))
 
 
 def avg_pool1d(
@@ -202,7 +175,8 @@ def avg_pool1d(
     array([[2. , 3.5]])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
-    result: A = _pool("avg_pool1d", 1, _AVG, input, window, False, dtype, out, divisor_override)
+    plain = dtype is out is divisor_override is None
+    result: A = run(_AVG1D, input, window, False, PLAIN if plain else Asked(dtype, out, divisor_override))
     return result
 
 
@@ -256,7 +230,8 @@ def avg_pool2d(
     array([[[2.75]]])
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
-    result: A = _pool("avg_pool2d", 2, _AVG, input, window, False, dtype, out, divisor_override)
+    plain = dtype is out is divisor_override is None
+    result: A = run(_AVG2D, input, window, False, PLAIN if plain else Asked(dtype, out, divisor_override))
     return result
 
 
@@ -285,7 +260,8 @@ def avg_pool3d(
     (1, 2, 2, 2)
     """
     window = (kernel_size, stride, padding, dilation, ceil_mode, count_include_pad)
-    result: A = _pool("avg_pool3d", 3, _AVG, input, window, False, dtype, out, divisor_override)
+    plain = dtype is out is divisor_override is None
+    result: A = run(_AVG3D, input, window, False, PLAIN if plain else Asked(dtype, out, divisor_override))
     return result
 
 
@@ -314,7 +290,7 @@ def lp_pool1d(
     """
     norm = check_norm("lp_pool1d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    result: A = _pool("lp_pool1d", 1, _LP, input, window, False, dtype, out, None, norm)
+    result: A = run(_LP1D, input, window, False, Asked(dtype, out, None, norm))
     return result
 
 
@@ -363,7 +339,7 @@ def lp_pool2d(
     """
     norm = check_norm("lp_pool2d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    result: A = _pool("lp_pool2d", 2, _LP, input, window, False, dtype, out, None, norm)
+    result: A = run(_LP2D, input, window, False, Asked(dtype, out, None, norm))
     return result
 
 
@@ -392,7 +368,7 @@ def lp_pool3d(
     """
     norm = check_norm("lp_pool3d", norm_type)
     window = (kernel_size, stride, padding, dilation, ceil_mode)
-    result: A = _pool("lp_pool3d", 3, _LP, input, window, False, dtype, out, None, norm)
+    result: A = run(_LP3D, input, window, False, Asked(dtype, out, None, norm))
     return result
 
 
@@ -415,7 +391,8 @@ def adaptive_max_pool1d(
     >>> ndpool.adaptive_max_pool1d(np.arange(10).reshape(1, 10), 3)
     array([[3, 6, 9]])
     """
-    return _pool("adaptive_max_pool1d", 1, _MAX, input, (output_size,), return_indices, None, out)
+    asked = PLAIN if out is None else Asked(None, out)
+    return run(_ADAPTIVE_MAX1D, input, (output_size,), return_indices, asked)
 
 
 @_adaptive_max_pool
@@ -455,7 +432,8 @@ def adaptive_max_pool2d(
     >>> ndpool.adaptive_max_pool2d(x, 1, return_indices=True)
     (array([[[29.]]]), array([[[29]]]))
     """
-    return _pool("adaptive_max_pool2d", 2, _MAX, input, (output_size,), return_indices, None, out)
+    asked = PLAIN if out is None else Asked(None, out)
+    return run(_ADAPTIVE_MAX2D, input, (output_size,), return_indices, asked)
 
 
 @_adaptive_max_pool
@@ -477,7 +455,8 @@ def adaptive_max_pool3d(
     >>> ndpool.adaptive_max_pool3d(np.zeros((2, 9, 7, 5)), (3, 2, 4)).shape
     (2, 3, 2, 4)
     """
-    return _pool("adaptive_max_pool3d", 3, _MAX, input, (output_size,), return_indices, None, out)
+    asked = PLAIN if out is None else Asked(None, out)
+    return run(_ADAPTIVE_MAX3D, input, (output_size,), return_indices, asked)
 
 
 def adaptive_avg_pool1d(
@@ -494,7 +473,8 @@ def adaptive_avg_pool1d(
     >>> ndpool.adaptive_avg_pool1d(np.arange(6.0).reshape(1, 6), 2)
     array([[1., 4.]])
     """
-    result: A = _pool("adaptive_avg_pool1d", 1, _AVG, input, (output_size,), False, dtype, out)
+    asked = PLAIN if dtype is out is None else Asked(dtype, out)
+    result: A = run(_ADAPTIVE_AVG1D, input, (output_size,), False, asked)
     return result
 
 
@@ -527,7 +507,8 @@ def adaptive_avg_pool2d(
     >>> ndpool.adaptive_avg_pool2d(np.ones((32, 8, 7, 7)), 1).shape
     (32, 8, 1, 1)
     """
-    result: A = _pool("adaptive_avg_pool2d", 2, _AVG, input, (output_size,), False, dtype, out)
+    asked = PLAIN if dtype is out is None else Asked(dtype, out)
+    result: A = run(_ADAPTIVE_AVG2D, input, (output_size,), False, asked)
     return result
 
 
@@ -545,7 +526,8 @@ def adaptive_avg_pool3d(
     >>> ndpool.adaptive_avg_pool3d(np.ones((2, 9, 7, 5)), 1).shape
     (2, 1, 1, 1)
     """
-    result: A = _pool("adaptive_avg_pool3d", 3, _AVG, input, (output_size,), False, dtype, out)
+    asked = PLAIN if dtype is out is None else Asked(dtype, out)
+    result: A = run(_ADAPTIVE_AVG3D, input, (output_size,), False, asked)
     return result
 
 
@@ -572,7 +554,7 @@ def max_unpool1d(
     array([[0, 3, 0, 5]])
     """
     window = (kernel_size, stride, padding, output_size, dilation)
-    return cast(A, _unpool("max_unpool1d", 1, input, indices, window))
+    return cast(A, run_unpool("max_unpool1d", input, indices, 1, window))
 
 
 def max_unpool2d(
@@ -616,7 +598,7 @@ def max_unpool2d(
     array([ 0.,  0.,  0., 18.,  0.])
     """
     window = (kernel_size, stride, padding, output_size, dilation)
-    return cast(A, _unpool("max_unpool2d", 2, input, indices, window))
+    return cast(A, run_unpool("max_unpool2d", input, indices, 2, window))
 
 
 def max_unpool3d(
@@ -643,7 +625,7 @@ def max_unpool3d(
     array([0., 7.])
     """
     window = (kernel_size, stride, padding, output_size, dilation)
-    return cast(A, _unpool("max_unpool3d", 3, input, indices, window))
+    return cast(A, run_unpool("max_unpool3d", input, indices, 3, window))
 
 
 @_fractional_max_pool
@@ -689,7 +671,7 @@ def fractional_max_pool2d(
     (1, 4, 4)
     """
     size = (kernel_size, output_size, output_ratio)
-    return _fractional("fractional_max_pool2d", 2, input, size, return_indices, _random_samples, generator)
+    return run_fractional(_FRACTIONAL2D, input, size, return_indices, _random_samples, generator)
 
 
 @_fractional_max_pool
@@ -716,4 +698,4 @@ def fractional_max_pool3d(
     (1, 4, 4, 4)
     """
     size = (kernel_size, output_size, output_ratio)
-    return _fractional("fractional_max_pool3d", 3, input, size, return_indices, _random_samples, generator)
+    return run_fractional(_FRACTIONAL3D, input, size, return_indices, _random_samples, generator)

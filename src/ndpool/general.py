@@ -1,7 +1,6 @@
 """The general functions: any number of pooled axes, any axes, any reduction, freer padding.
 
-They make a plan in `geometry` and run it in the room of the array's framework. The named functions in
-`functional` are thin aliases that go through the same two steps with PyTorch's stricter rules.
+They pass their arguments to `_run`, as the named functions in `functional` do.
 """
 
 from __future__ import annotations
@@ -9,22 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from ndpool import geometry
-from ndpool._arguments import (
-    MAX_AXES,
-    check_divisor,
-    check_flag,
-    check_norm,
-    check_sizes,
-    normalize_axes,
-    show,
-)
-from ndpool._dispatch import room_of
+from ndpool._call import PLAIN, Asked, Function
+from ndpool._policy import check_norm
+from ndpool._run import run, run_general_unpool
 from ndpool.reductions import REDUCTIONS, find
 
 A = TypeVar("A")
 Ints = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
+_POOL = {name: Function("pool", reduction) for name, reduction in REDUCTIONS.items()}
+_ADAPTIVE_POOL = {name: Function("adaptive_pool", reduction) for name, reduction in REDUCTIONS.items()}
 
 
 @overload
@@ -130,21 +123,13 @@ def pool(
     array([ 1.,  3.,  6.,  9., 12.,  9.])
     """
     reduction = find("pool", reduce)
-    room = room_of("pool", x, "x")
     if divisor_override is not None and (reduction.norm or not reduction.divides):
         raise ValueError(f"pool: divisor_override is for averages; got it with reduce={reduce!r}")
-    at = normalize_axes("pool", axes, len(x.shape), _count("pool", "window", window, axes))
-    arguments = (window, stride, padding, dilation, ceil_mode, count_include_pad)
-    if room.traced is not None and room.traced(x):
-        divisor, norm = _extras("pool", reduction.name, divisor_override, norm_type)
-        _check_indices_exist("pool", reduction.name, return_indices)
-        return room.sliding(
-            "pool", reduction, x, at, arguments, bool(return_indices), dtype, out, divisor, norm
-        )
-    plan = geometry.sliding("pool", tuple(x.shape[a] for a in at), *arguments, strict=False)
-    divisor, norm = _extras("pool", reduction.name, divisor_override, norm_type)
-    _check_indices_exist("pool", reduction.name, return_indices)
-    return room.pool("pool", plan, reduction, x, at, bool(return_indices), dtype, out, divisor, norm)
+    norm = check_norm("pool", norm_type) if reduction.norm else 0.0
+    plain = dtype is out is divisor_override is None and not norm
+    asked = PLAIN if plain else Asked(dtype, out, divisor_override, norm)
+    arguments = (window, stride, padding, dilation, ceil_mode, count_include_pad, axes)
+    return run(_POOL[reduction.name], x, arguments, return_indices, asked)
 
 
 @overload
@@ -214,20 +199,9 @@ def adaptive_pool(
     (1, 1, 3)
     """
     reduction = find("adaptive_pool", reduce)
-    room = room_of("adaptive_pool", x, "x")
-    at = normalize_axes(
-        "adaptive_pool", axes, len(x.shape), _count("adaptive_pool", "output_size", output_size, axes)
-    )
-    if room.traced is not None and room.traced(x):
-        _, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
-        _check_indices_exist("adaptive_pool", reduction.name, return_indices)
-        return room.adaptive(
-            "adaptive_pool", reduction, x, at, output_size, bool(return_indices), dtype, out, norm
-        )
-    plan = geometry.adaptive("adaptive_pool", tuple(x.shape[a] for a in at), output_size, strict=False)
-    _, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
-    _check_indices_exist("adaptive_pool", reduction.name, return_indices)
-    return room.pool("adaptive_pool", plan, reduction, x, at, bool(return_indices), dtype, out, 0, norm)
+    norm = check_norm("adaptive_pool", norm_type) if reduction.norm else 0.0
+    asked = PLAIN if dtype is out is None and not norm else Asked(dtype, out, None, norm)
+    return run(_ADAPTIVE_POOL[reduction.name], x, (output_size, axes), return_indices, asked)
 
 
 def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None) -> A:
@@ -254,33 +228,4 @@ def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None
     >>> ndpool.unpool(*ndpool.pool(x, (2,), return_indices=True), (4,))
     array([[0, 5, 0, 4]])
     """
-    room = room_of("unpool", values, "values")
-    n_axes = _count("unpool", "output_size", output_size, axes)
-    at = normalize_axes("unpool", axes, len(values.shape), n_axes)  # type: ignore[attr-defined]
-    sizes = check_sizes("unpool", "output_size", output_size, n_axes)
-    return room.unpool("unpool", values, indices, sizes, at)  # type: ignore[no-any-return]
-
-
-def _count(fn: str, name: str, value: object, axes: object) -> int:
-    """How many axes are pooled: as many as are named, or as the argument has entries."""
-    if isinstance(axes, Sequence):
-        return len(axes)
-    if axes is not None:
-        return 1
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if not 1 <= len(value) <= MAX_AXES:
-            raise ValueError(f"{fn}: {name} must have 1 to {MAX_AXES} entries; got {name}={show(value)}")
-        return len(value)
-    raise ValueError(
-        f"{fn}: {name} must have one entry per pooled axis unless axes is given; got {name}={show(value)}"
-    )
-
-
-def _extras(fn: str, reduce: str, divisor: object, norm_type: object) -> tuple[int, float]:
-    norm = check_norm(fn, norm_type) if REDUCTIONS[reduce].norm else 0.0
-    return check_divisor(fn, divisor) or 0, norm
-
-
-def _check_indices_exist(fn: str, reduce: str, return_indices: object) -> None:
-    if check_flag(fn, "return_indices", return_indices) and not REDUCTIONS[reduce].picks:
-        raise ValueError(f"{fn}: return_indices is for max and min; got it with reduce={reduce!r}")
+    return run_general_unpool(values, indices, output_size, axes)  # type: ignore[no-any-return]

@@ -16,15 +16,14 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from ndpool import functional as F
 from ndpool import geometry
 from ndpool._arguments import (
-    check_divisor,
     check_flags,
     check_ints,
-    check_norm,
     check_range,
     check_ratio,
     is_list,
     show,
 )
+from ndpool._policy import check_divisor, check_norm
 
 __all__ = [
     "AdaptiveAvgPool1d",

@@ -124,8 +124,8 @@ def windows(
     chosen = _outputs(outputs, plan.out)
     result = winners = None
     if data is not None:
-        answer = function(data, size, return_indices=reduction.picks, **options)
-        result, winners = answer if reduction.picks else (answer, None)
+        answer = function(data, size, return_indices=reduction.has_index, **options)
+        result, winners = answer if reduction.has_index else (answer, None)
     shares = [[axis.window(o).share for o in range(axis.out)] for axis in plan.axes]
     divided = fold(np.multiply.outer, map(np.asarray, shares)) if divisors else None
     picture = WindowPicture(axes, data, result, winners, chosen, indices, divided, DARK if dark else LIGHT)

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 import ndpool
 from ndpool._bench.case import Case
-from ndpool._native import OFFSET8, OFFSET32, core, core_plan
+from ndpool._call import OFFSET8, OFFSET32, Saved
+from ndpool._call import Call as PoolCall
+from ndpool._native import core, core_plan
 from ndpool.reductions import REDUCTIONS
 
 Call = Callable[[], Any]
@@ -67,18 +69,17 @@ class Whole(Contestant):
         return True
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
-        """The public function; for training the pair that the framework rooms use."""
-        room = _room()
+        """The public function; for training what frameworks run."""
+        numpy = _framework()
         function, given = getattr(ndpool, case.function), dict(case.arguments)
-        plan, reduction, axes = case.plan, REDUCTIONS[case.reduction], case.axes
         if case.mode == "values":
             return lambda: function(x, **given)
         if case.mode == "indices":
             return lambda: function(x, **given, return_indices=True)
         if case.mode == "offsets":
-            return lambda: room.pool_offsets(plan, reduction, x, axes)
-        offsets = room.pool_offsets(plan, reduction, x, axes)[1] if reduction.picks else None
-        return lambda: room.pool_backward(plan, reduction, grad, axes, offsets=offsets)
+            return lambda: numpy.run(_with_offsets(case), x)
+        call, saved = _call(case), _saved(case, x)
+        return lambda: numpy.backward(call, saved, grad)
 
     def answer(self, case: Case, raw: Any) -> Answer:
         """As it is; offsets become indices."""
@@ -94,7 +95,6 @@ class Kernel(Whole):
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
         """The same call with `out`, or the core's where the public functions have none."""
-        room = _room()
         made = super().prepare(case, x, grad)()
         out = made if isinstance(made, tuple) else (made,)
         for array in out:  # a kernel that leaves an element alone must not pass the check
@@ -110,15 +110,29 @@ class Kernel(Whole):
         if case.mode == "offsets":
             into = (_raw(out[0]), dtype, out[1], kind, False, 0, 0.0)
             return lambda: core.forward(native, reduction.op, _raw(x), dtype, axes, *into) and made
-        offsets = room.pool_offsets(case.plan, reduction, x, axes)[1] if reduction.picks else None
-        rest = (offsets, kind if reduction.picks else 0, None, reduction.divides, 0, 0.0)
+        offsets = _saved(case, x).offsets
+        rest = (offsets, kind if reduction.has_index else 0, None, reduction.divides, 0, 0.0)
         result = _raw(out[0])
         return lambda: core.backward(native, reduction.op, _raw(grad), dtype, axes, result, *rest) and made
 
 
-def _room() -> Any:
+def _framework() -> Any:
     # It needs the compiled core, which a GPU's contestants do not.
     return import_module("ndpool.frameworks.numpy")
+
+
+def _call(case: Case) -> PoolCall:
+    return PoolCall(case.function, REDUCTIONS[case.reduction], case.axes, case.plan)
+
+
+def _with_offsets(case: Case) -> PoolCall:
+    call = _call(case)
+    return call._replace(extra=call.offsets)
+
+
+def _saved(case: Case, x: NDArray[Any]) -> Saved:
+    has_index = REDUCTIONS[case.reduction].has_index
+    return Saved(_framework().run(_with_offsets(case), x)[1] if has_index else None)
 
 
 def _raw(x: NDArray[Any]) -> NDArray[Any]:

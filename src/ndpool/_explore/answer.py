@@ -26,7 +26,7 @@ _WORDS = {"max": "Maximum", "min": "Minimum", "avg": "Average", "sum": "Sum", "l
 def answer(state: State) -> dict[str, Any]:
     """Everything the page shows of a state; a `ValueError` where there is no such pool."""
     x = data(state)
-    picks = REDUCTIONS[state.reduce].picks
+    picks = REDUCTIONS[state.reduce].has_index
     y, index = pooled(state, x, return_indices=True) if picks else (pooled(state, x), None)
     plan = _plan(state, True)
     axes = [_axis(axis, name) for axis, name in zip(plan.axes, _names(state), strict=True)]
@@ -133,7 +133,7 @@ def _names(state: State) -> tuple[str, ...]:
 
 def _fill(state: State) -> str:
     """What a padded cell counts as."""
-    if REDUCTIONS[state.reduce].picks:
+    if REDUCTIONS[state.reduce].has_index:
         return f"{_MINUS}∞" if state.reduce == "max" else "∞"
     return "" if state.reduce == "lp" and not (isfinite(state.norm_type) and state.norm_type > 0) else "0"
 

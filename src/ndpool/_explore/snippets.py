@@ -111,7 +111,7 @@ def _window(state: State, pads: tuple[int, ...] | None = None) -> list[str]:
 def _named(state: State, module: str, x: str = "x", pads: tuple[int, ...] | None = None) -> str:
     """The call of a function that ndpool and PyTorch both have."""
     name = "max_pool" if state.reduce == "min" else _NAMED[state.reduce]
-    indices = ["return_indices=True"] if REDUCTIONS[state.reduce].picks and pads is None else []
+    indices = ["return_indices=True"] if REDUCTIONS[state.reduce].has_index and pads is None else []
     if state.mode == "adaptive":
         parts = [x, _one(state.output_size), *indices]
         return f"{module}.adaptive_{name}{state.dims}d({', '.join(parts)})"
@@ -121,7 +121,7 @@ def _named(state: State, module: str, x: str = "x", pads: tuple[int, ...] | None
 
 
 def _ndpool(state: State) -> str:
-    picks = REDUCTIONS[state.reduce].picks
+    picks = REDUCTIONS[state.reduce].has_index
     if _native(state):
         call = _named(state, "ndpool")
     else:
@@ -156,10 +156,10 @@ def _general(state: State) -> list[str]:
 def _torch(state: State, plan: geometry.Plan) -> tuple[str, str]:
     """Code and note; no code where PyTorch cannot."""
     if _native(state):
-        return f"{'y, i' if REDUCTIONS[state.reduce].picks else 'y'} = {_named(state, 'F')}\n", ""
+        return f"{'y, i' if REDUCTIONS[state.reduce].has_index else 'y'} = {_named(state, 'F')}\n", ""
     if state.mode == "adaptive" and state.reduce != "min":
         return "", f"PyTorch cannot: it has no adaptive {'norm' if state.reduce == 'lp' else 'sum'}."
-    if not REDUCTIONS[state.reduce].picks and set(state.dilation) != {1}:
+    if not REDUCTIONS[state.reduce].has_index and set(state.dilation) != {1}:
         return "", "PyTorch cannot: its averages, sums and norms have no dilation."
     negated = "PyTorch has no minimum: it is the maximum of -x, negated."
     if state.reduce == "min" and (state.mode == "adaptive" or _even(state) is not None):

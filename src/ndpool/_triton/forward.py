@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ndpool._native import INDEX64
+from ndpool._call import INDEX64
 from ndpool._triton.kernels.any_forward import any_forward_kernel
 from ndpool._triton.kernels.spans import span_forward_kernel
 from ndpool._triton.kernels.whole import rows_whole_kernel

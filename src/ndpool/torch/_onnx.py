@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ndpool import geometry
-from ndpool._arguments import check_divisor
+from ndpool._policy import check_divisor
 
 F = torch.nn.functional
 AVERAGES = {F.avg_pool2d: 2, F.avg_pool3d: 3}  # PyTorch's functions that take a divisor

@@ -24,14 +24,15 @@ from torch.onnx import is_in_onnx_export
 
 import ndpool
 from ndpool import geometry
-from ndpool._arguments import check_divisor, check_flags, check_ints, check_norm, check_range, check_ratio
-from ndpool._dispatch import room_of
-from ndpool.frameworks._torch_kernels import CODES
+from ndpool._arguments import check_flags, check_ints, check_range, check_ratio
+from ndpool._dispatch import framework_of
+from ndpool._policy import check_divisor, check_norm
+from ndpool.frameworks.torch.tensors import CODES
 from ndpool.torch._onnx import average
 
 # A compiler that traces a first call could not import the room.
 for _tensor in (torch.empty(0), torch.nn.Parameter()):
-    room_of("ndpool.torch", _tensor)
+    framework_of("ndpool.torch", _tensor)
 
 _TRITON = find_spec("triton") is not None  # whose kernels pool CUDA tensors
 # The tensors of compilers stand for plain ones; other subclasses have a meaning of their own.
