@@ -586,7 +586,7 @@ private:
 class Call {
 public:
   Call(nb::object plan, int op, const nb::tuple& x, const nb::tuple& y, int type,
-       const std::vector<int>& axes, int extra_kind, bool divide, bool backward)
+       const std::vector<int>& axes, int extra_kind, bool divide, bool backward, int64_t divisor, double norm)
       : plan_(std::move(plan)) {
     const Dtype dtype = Dtype(type);
     const Extra kind = Extra(extra_kind);
@@ -595,8 +595,9 @@ public:
     if (kind != Extra::none) eb.emplace(backward ? x : y, extra_types[extra_kind], true);
     const Plan& windows = nb::cast<const Plan&>(plan_);
     const Buffer* extra = eb ? &*eb : nullptr;
-    work_ = backward ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, 0, 0)
-                     : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, 0, 0);
+    work_ = backward
+                ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, divisor, norm)
+                : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, divisor, norm);
     const Buffer* buffers[] = {&xb, &yb, extra};
     items_[0] = items_[1] = item_size(dtype);
     items_[2] = item_size(extra_types[extra_kind]);
@@ -805,8 +806,9 @@ NB_MODULE(_core, m) {
       .def_prop_ro("taps", &Plan::taps);
   nb::class_<Call>(m, "Call")
       .def(nb::init<nb::object, int, const nb::tuple&, const nb::tuple&, int, const std::vector<int>&, int,
-                    bool, bool>(),
-           "plan"_a, "op"_a, "x"_a, "y"_a, "type"_a, "axes"_a, "extra_kind"_a, "divide"_a, "backward"_a)
+                    bool, bool, int64_t, double>(),
+           "plan"_a, "op"_a, "x"_a, "y"_a, "type"_a, "axes"_a, "extra_kind"_a, "divide"_a, "backward"_a,
+           "divisor"_a = 0, "norm"_a = 0.0)
       .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none());
   nb::class_<CallCache>(m, "CallCache")
       .def(nb::init<>())

@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <unordered_map>
 
@@ -99,7 +100,7 @@ private:
     }
 
   private:
-    static constexpr int most = 48;
+    static constexpr int most = 64;
 
     void add(std::uint64_t word) {
       if (n_ < most)
@@ -152,6 +153,9 @@ private:
         add(std::uint64_t(value) << 2 | 1);
       } else if (item == Py_None || item == Py_True || item == Py_False) {
         add(item == Py_None ? 0 : item == Py_True ? 2 : 6);
+      } else if (PyFloat_CheckExact(item)) {
+        add(10);
+        add(std::bit_cast<std::uint64_t>(PyFloat_AS_DOUBLE(item)));
       } else if (PyTuple_CheckExact(item) || PyList_CheckExact(item)) {
         sequence(item);
       } else {

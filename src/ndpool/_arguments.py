@@ -18,9 +18,12 @@ MAX_AXES = 6
 MAX_WINDOWS = 2**27  # in a table or a list with one entry per window
 
 
+_INPUT_NAMES = {"pool": "x", "adaptive_pool": "x", "unpool": "values"}
+
+
 def input_name(fn: str) -> str:
     """The parameter name of the array that a function pools."""
-    return {"pool": "x", "adaptive_pool": "x", "unpool": "values"}.get(fn, "input")
+    return _INPUT_NAMES.get(fn, "input")
 
 
 def check_shape(fn: str, shape: tuple[int, ...], n_axes: int) -> tuple[int, ...]:

@@ -25,6 +25,8 @@ class Call:
         extra_kind: int,
         divide: bool,
         backward: bool,
+        divisor: int = 0,
+        norm: float = 0.0,
     ) -> None: ...
     def run(self, x: Any, y: Any, extra: Any) -> bool: ...
 

@@ -30,8 +30,8 @@ class Framework(Protocol):
     def unpool(self, call: Unpool, values: Any, indices: Any) -> Any:
         """Values at their indices in planes of zeros."""
 
-    def prepare(self, call: Call, x: Any) -> Callable[[Any], Any] | None:
-        """The call for arrays like `x`, ready to run again; it returns None for an array it cannot take."""
+    def prepare(self, call: Call, x: Any) -> Callable[[Any, Any], Any] | None:
+        """The call for arrays like `x`, ready to run again: (array, out) to a result, or None to decline."""
 
     # The cache of prepared calls, from `_cache`.
     def recall(self, function: Function, x: Any, arguments: tuple[Any, ...], indices: bool) -> Any:

@@ -144,7 +144,8 @@ def check_out(
     if indices and not (isinstance(out, tuple) and len(out) == 2):
         raise TypeError(f"{fn}: out must be a pair (values, indices); got {type(out).__name__}")
     targets = out if indices else (out,)
-    for name, target, want in zip(("out", "out[1]"), targets, (dtype, "int64"), strict=False):
+    for i, target in enumerate(targets):
+        name, want = ("out[1]", "int64") if i else ("out", dtype)
         got = kind.describe(target)
         if got is None:
             raise TypeError(f"{fn}: {name} must be {kind.name}; got {type(target).__name__}")

@@ -31,25 +31,18 @@ def run(
     if indices is not False:
         indices = check_flag(function.name, "return_indices", indices)
     framework = frameworks.get(type(x)) or framework_of(function.name, x)
-    if asked is PLAIN and (framework.plain is None or framework.plain(x)):
-        prepared = framework.recall(function, x, arguments, indices)
+    if asked.dtype is None and (framework.plain is None or framework.plain(x)):
+        key = arguments if asked is PLAIN else (*arguments, asked.divisor, asked.norm)
+        prepared = framework.recall(function, x, key, indices)
         if prepared is None:
-            prepared = _prepare(framework, function, x, arguments, indices)
+            call = _call(framework, function, x, arguments, indices, asked)
+            prepared = framework.prepare(call._replace(out=None), x) or False
+            framework.remember(function, x, key, indices, prepared)
         if prepared:
-            result = prepared(x)
+            result = prepared(x, asked.out)
             if result is not None:
                 return result
     return framework.run(_call(framework, function, x, arguments, indices, asked), x)
-
-
-def _prepare(
-    framework: Framework, function: Function, x: Any, arguments: tuple[Any, ...], indices: bool
-) -> Any:
-    """The prepared call for arrays like `x`, now in the cache; False where there can be none."""
-    call = _call(framework, function, x, arguments, indices, PLAIN)
-    prepared = framework.prepare(call, x) or False
-    framework.remember(function, x, arguments, indices, prepared)
-    return prepared
 
 
 def _call(
@@ -62,21 +55,23 @@ def _call(
 ) -> Call:
     name, reduction, n_axes = function
     traced = framework.traced is not None and framework.traced(x)
-    if n_axes:
+    strict = n_axes > 0
+    if strict:
         axes = check_shape(name, x.shape, n_axes) if traced else check_rank(name, x.shape, n_axes)
+        sizes = x.shape[-n_axes:]
     else:
         *arguments, given = arguments  # type: ignore[assignment]
         n_axes = count_axes(name, "output_size" if len(arguments) == 1 else "window", arguments[0], given)
         axes = normalize_axes(name, given, len(x.shape), n_axes)
-    sizes = tuple([x.shape[a] for a in axes])
-    strict = function.n_axes > 0
+        sizes = tuple([x.shape[a] for a in axes])
     if traced:
         plan, windows = None, geometry.flatten(name, sizes, arguments, strict)
     else:
         plan, windows = geometry.plan(name, sizes, arguments, strict), ()
-    divisor = check_divisor(name, asked.divisor)
     if reduction.norm and plan is not None:
         divisor = plan.norm_divisor
+    else:
+        divisor = 0 if asked.divisor is None else check_divisor(name, asked.divisor)
     if indices and not reduction.has_index:
         raise ValueError(f"{name}: return_indices is for max and min; got it with reduce={reduction.name!r}")
     extra = INDEX64 if indices else NO_EXTRA

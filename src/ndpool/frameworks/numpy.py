@@ -32,7 +32,7 @@ from ndpool._policy import (
     samples_like,
     wrong_index,
 )
-from ndpool.reductions import REDUCTIONS
+from ndpool.reductions import REDUCTIONS, Reduction
 
 __all__ = ["backward", "fractional", "plain", "prepare", "recall", "remember", "run", "traced", "unpool"]
 
@@ -48,7 +48,8 @@ _EXTRA_DTYPES: dict[int, np.dtype[Any]] = {
     OFFSET32: np.dtype("int32"),
     INDEX64: _INT64,
 }
-_PREPARED_SIZE = 4096  # elements of the largest result whose call is prepared: others outlast their overhead
+_SMALL = 4096  # elements of a result that is allocated like a kept array
+_MAX_WINDOWS = 4096  # along an axis: the cache keeps no large tables
 
 # In NumPy itself before 1.25.
 _TOO_HARD: type[Exception] = getattr(np, "exceptions", np).TooHardError
@@ -58,12 +59,13 @@ def run(call: Call, x: NDArray[Any]) -> Any:
     """Pool `x`, into `call.out` where it is given."""
     fn = call.function
     x, code = _native(fn, input_name(fn), x)
+    own = DTYPES[code]
     asked = None if call.dtype is None else _dtype_name(fn, call.dtype)
-    how = arithmetic(fn, call.reduction, DTYPES[code], asked, call.divisor, call.norm)
+    how = arithmetic(fn, call.reduction, own, asked, call.divisor, call.norm)
     if how.magnitudes:
         note_copy("magnitudes of the input")
         x = np.abs(x)
-    result = _dtype_of(how.result, x, call.dtype)
+    result = x.dtype if how.result == own else _dtype_of(how.result, call.dtype)
     shape = _with_sizes(x.shape, call.axes, call.plan.out)
     indices = call.extra == INDEX64
     targets = () if call.out is None else check_out(fn, KIND, call.out, indices, shape, how.result)
@@ -73,48 +75,70 @@ def run(call: Call, x: NDArray[Any]) -> Any:
             got = (_integer_norm(call, how, x, result),)
         else:
             dtype = x.dtype if how.reduction.has_index else result  # what the kernel writes
-            got = _forward(call._replace(reduction=how.reduction, dtype=dtype), x, code, shape, targets)
+            got = _forward(call, how.reduction, x, (shape, dtype), targets)
     except (MemoryError, ValueError) as error:
         raise _renamed(fn, error) from None
     if got[0].dtype != result:
         note_copy("result to its dtype")
         got = (got[0].astype(result), *got[1:])
     if targets:
-        for target, values in zip(targets, got, strict=True):
-            if target is not values:
+        for i, target in enumerate(targets):
+            if target is not got[i]:
                 note_copy("result to out")
-                target[...] = values
+                target[...] = got[i]
         return call.out
     return got if len(got) > 1 else got[0]
 
 
 def prepare(call: Call, x: NDArray[Any]) -> Any:
-    """The call for arrays of this dtype and layout, ready to run again, where the result is small."""
-    code, item = _CODES.get(x.dtype, _BFLOAT16), x.itemsize
-    supported = code != _BFLOAT16 and code >= (0 if call.reduction.has_index else FIRST_FLOAT)
+    """The call for arrays of this dtype and layout, ready to run again."""
+    reduction, code, item = call.reduction, _CODES.get(x.dtype, _BFLOAT16), x.itemsize
+    if type(x) is not np.ndarray or code == _BFLOAT16 or any(s % item for s in x.strides):
+        return None
+    how = arithmetic(call.function, reduction, DTYPES[code], None, call.divisor, call.norm)
     shape = _with_sizes(x.shape, call.axes, call.plan.out)
-    small = x.size and 0 < prod(shape) <= _PREPARED_SIZE
-    if type(x) is not np.ndarray or not supported or not small or any(s % item for s in x.strides):
+    if how != (reduction, DTYPES[code], False, 0) or not prod(shape) or max(call.plan.out) > _MAX_WINDOWS:
         return None
-    like, like_extra = _empty(x, shape, x.dtype), None
-    if call.extra != NO_EXTRA:
-        like_extra = _empty(x, shape, _EXTRA_DTYPES[call.extra])
-    source, target = ((0, a.shape, tuple(s // item for s in a.strides)) for a in (x, like))
-    how = (code, call.axes, call.extra, call.reduction.divides, False)
     try:
-        core_run = core.Call(core_plan(call.plan), call.reduction.op, source, target, *how).run
-    except ValueError:  # `run` raises it again, in the name of the function
+        like = _empty(x, shape, x.dtype)
+        source, target = ((0, a.shape, tuple(s // item for s in a.strides)) for a in (x, like))
+        layout = (core_plan(call.plan), reduction.op, source, target, code, call.axes)
+        core_run = core.Call(*layout, call.extra, reduction.divides, False, call.divisor, call.norm).run
+    except (MemoryError, ValueError):  # `run` raises it again, in the name of the function
         return None
+    if call.extra == NO_EXTRA and like.size <= _SMALL:
+        return _prepared_small(core_run, like)
 
-    def prepared(x: NDArray[Any]) -> Any:
-        y = np.empty_like(like)
-        return y if core_run(x, y, None) else None
+    def prepared(x: NDArray[Any], out: Any) -> Any:
+        if out is not None:
+            return None
+        try:
+            y, extra = _empty(x, shape, x.dtype), None
+            if call.extra != NO_EXTRA:
+                extra = _empty(x, shape, _EXTRA_DTYPES[call.extra])
+        except MemoryError as error:
+            raise _renamed(call.function, error) from None
+        if not core_run(x, y, extra):
+            return None
+        return y if extra is None else (y, extra)
 
-    def prepared_with_extra(x: NDArray[Any]) -> Any:
-        y, extra = np.empty_like(like), np.empty_like(like_extra)
-        return (y, extra) if core_run(x, y, extra) else None
+    return prepared
 
-    return prepared if like_extra is None else prepared_with_extra
+
+def _prepared_small(core_run: Any, like: NDArray[Any]) -> Any:
+    dtype = like.dtype
+
+    def prepared(x: NDArray[Any], out: Any) -> Any:
+        if out is None:
+            y = np.empty_like(like)
+            return y if core_run(x, y, None) else None
+        if not (type(out) is np.ndarray and out.dtype == dtype and out.flags.writeable):
+            return None
+        if np.may_share_memory(out, x):
+            return None
+        return out if core_run(x, out, None) else None
+
+    return prepared
 
 
 def _integer_norm(call: Call, how: Arithmetic, x: NDArray[Any], result: np.dtype[Any]) -> NDArray[Any]:
@@ -131,31 +155,37 @@ def _integer_norm(call: Call, how: Arithmetic, x: NDArray[Any], result: np.dtype
 
 
 def _forward(
-    call: Call, x: NDArray[Any], code: int, shape: tuple[int, ...], targets: tuple[NDArray[Any], ...]
+    call: Call,
+    reduction: Reduction,
+    x: NDArray[Any],
+    made: tuple[tuple[int, ...], np.dtype[Any]],
+    targets: tuple[NDArray[Any], ...],
 ) -> tuple[NDArray[Any], ...]:
-    """Values of `call.dtype` and the extra array, in the targets where the core can write to them."""
-    dtypes = [call.dtype] if call.extra == NO_EXTRA else [call.dtype, _EXTRA_DTYPES[call.extra]]
-    got = [
-        _empty(x, shape, dtype) if not targets else _target(targets[i], dtype, x, shape)
-        for i, dtype in enumerate(dtypes)
-    ]
-    y, extra = got if len(got) > 1 else (got[0], None)
+    """Values of the shape and dtype `made`, and the extra array; in the targets where the core can write."""
+    shape, dtype = made
+    y, extra = _target(targets[0], dtype, x, shape) if targets else _empty(x, shape, dtype), None
+    if call.extra != NO_EXTRA:
+        kind = _EXTRA_DTYPES[call.extra]
+        extra = _target(targets[1], kind, x, shape) if targets else _empty(x, shape, kind)
+    got = (y,) if extra is None else (y, extra)
     if not y.size:
-        return tuple(got)
+        return got
     plan = call.plan.core or core_plan(call.plan)
-    how = (call.extra, call.reduction.divides, call.divisor, call.norm)
-    op, y_code = call.reduction.op, _CODES[y.dtype]
-    if not core.forward(plan, op, _raw(x), code, call.axes, _raw(y), y_code, extra, *how):
+    how = (call.extra, reduction.divides, call.divisor, call.norm)
+    op, code, y_code = reduction.op, _CODES[x.dtype], _CODES[dtype]
+    if code == _BFLOAT16 or y_code == _BFLOAT16:
+        x, y = _raw(x), _raw(y)
+    if not core.forward(plan, op, x, code, call.axes, y, y_code, extra, *how):
         # Misaligned memory (a field of packed records, say): the one layout that needs copies.
         note_copy("misaligned arrays")
-        new = [a if a.flags.aligned else np.empty_like(a) for a in got]
-        y, extra = new if len(new) > 1 else (new[0], None)
-        if not core.forward(plan, op, _raw(x.copy()), code, call.axes, _raw(y), y_code, extra, *how):
+        new = [a if a is None or a.flags.aligned else np.empty_like(a) for a in (y, extra)]
+        values: Any = new[0]
+        if not core.forward(plan, op, x.copy(), code, call.axes, values, y_code, new[1], *how):
             raise RuntimeError("ndpool core: a packed copy was refused")
-        for target, values in zip(got, new, strict=True):
-            if target is not values:
-                target[...] = values
-    return tuple(got)
+        for target, got_new in zip((y, extra), new, strict=True):
+            if target is not None and target is not got_new:
+                target[...] = got_new
+    return got
 
 
 def backward(call: Call, saved: Saved, grad: NDArray[Any]) -> NDArray[Any]:
@@ -223,7 +253,8 @@ def fractional(call: Call, x: NDArray[Any], samples: Any, generator: Any) -> Any
     x, code = _native(fn, input_name(fn), x)
     wanted, dtype = samples_like(x.shape, DTYPES[code], n_axes)
     if samples is None:
-        drawn = _generator(fn, generator).random(wanted).astype(_dtype_of(dtype, x))
+        drawn = _generator(fn, generator).random(wanted)
+        drawn = drawn.astype(x.dtype if dtype == DTYPES[code] else _dtype_of(dtype))
         drawn[drawn >= 1] = 0  # a sample that a narrow dtype rounded up would leave the input
     else:
         check_samples(fn, KIND, Described(x.shape, DTYPES[code]), n_axes, samples)
@@ -274,10 +305,8 @@ def _dtype_name(fn: str, dtype: Any) -> str:
     return str(asked.name)
 
 
-def _dtype_of(name: str, x: NDArray[Any], asked: Any = None) -> np.dtype[Any]:
-    """The dtype of that name; bfloat16 is the input's or the one asked for."""
-    if name == x.dtype.name:
-        return x.dtype
+def _dtype_of(name: str, asked: Any = None) -> np.dtype[Any]:
+    """The dtype of that name; bfloat16 is the one asked for."""
     dtype: np.dtype[Any] = np.dtype(asked).newbyteorder("=") if name == "bfloat16" else np.dtype(name)
     _CODES.setdefault(dtype, DTYPES.index(name))
     return dtype
@@ -286,14 +315,16 @@ def _dtype_of(name: str, x: NDArray[Any], asked: Any = None) -> np.dtype[Any]:
 def _describe(x: Any) -> Described | None:
     if not isinstance(x, np.ndarray):
         return None
-    stored = "" if x.dtype.isnative else str(x.dtype)
+    code = _CODES.get(x.dtype)
+    name = x.dtype.name if code is None else DTYPES[code]  # the attribute is slow
+    stored = "" if code is not None or x.dtype.isnative else str(x.dtype)
     fault, kind = "", ValueError
-    if isinstance(x, np.ma.MaskedArray):
+    if type(x) is not np.ndarray and isinstance(x, np.ma.MaskedArray):
         fault, kind = "be a masked array, its mask would stay as it is", TypeError  # type: ignore[assignment]
     elif not x.flags.writeable:
         fault = "be read-only"
     strides = None if x.flags.c_contiguous else x.strides
-    return Described(x.shape, x.dtype.name, strides, x.itemsize, stored=stored, fault=fault, fault_type=kind)
+    return Described(x.shape, name, strides, x.itemsize, stored=stored, fault=fault, fault_type=kind)
 
 
 def _overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, is_inference_mode_enabled
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ndpool._arguments import check_int, input_name
@@ -34,7 +34,6 @@ from ndpool.frameworks.torch.tensors import (
     FAILURES,
     KIND,
     NAMES,
-    PLAIN_TYPES,
     check_memory,
     check_tensor,
     differentiated,
@@ -43,6 +42,7 @@ from ndpool.frameworks.torch.tensors import (
     traced,
     transformed,
     with_sizes,
+    writable,
 )
 from ndpool.geometry import taps_from_flat
 from ndpool.reductions import REDUCTIONS
@@ -105,7 +105,7 @@ def _convert(call: Call, how: Arithmetic, x: Tensor) -> Any:
         if x.dtype.is_floating_point and dtype != x.dtype:
             dtype = torch.promote_types(x.dtype, result)
             x = x.to(dtype)
-        straight = dtype is result and all(_writable(target, x) for target in targets)
+        straight = dtype is result and all(writable(target, x) for target in targets)
         if how.reduction.has_index:
             call = call._replace(divisor=0, norm=0.0)
         got = _pool(call._replace(dtype=dtype), x, targets if straight else ())
@@ -117,18 +117,6 @@ def _convert(call: Call, how: Arithmetic, x: Tensor) -> Any:
         elif not target.is_inference():
             increment_version(target)
     return out if out is not None else results if indices else results[0]
-
-
-def _writable(target: Tensor, x: Tensor) -> bool:
-    """Whether a kernel can write straight into a target: plain memory, apart from the input's."""
-    frozen = target.is_inference() and not is_inference_mode_enabled()
-    if type(target) not in PLAIN_TYPES or target.is_neg() or frozen or not target.data_ptr():
-        return False
-    (begin, end), (x_begin, x_end) = (
-        (memory.data_ptr(), memory.data_ptr() + memory.nbytes())
-        for memory in (target.untyped_storage(), x.untyped_storage())
-    )
-    return (end <= x_begin or x_end <= begin) and target.data_ptr() % target.itemsize == 0
 
 
 def _integer_norm(call: Call, power: int, x: Tensor) -> Tensor:

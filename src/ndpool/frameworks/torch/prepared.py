@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, is_grad_enabled
 from torch.autograd import Function
+from torch.autograd.graph import increment_version
 
 from ndpool import _explain
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, Call
 from ndpool._native import core, core_plan
-from ndpool._policy import FIRST_FLOAT
+from ndpool._policy import DTYPES, FIRST_FLOAT, arithmetic
 from ndpool.frameworks.torch import cpu, kernels
 from ndpool.frameworks.torch.autograd import (
     direct,
@@ -40,20 +41,23 @@ from ndpool.frameworks.torch.tensors import (
     empty,
     extent,
     renamed,
+    writable,
 )
 
 _SMALL = 1024  # elements of a result that is allocated like a kept tensor, and of offsets kept in a bytearray
 _MAX_WINDOWS = 4096  # along an axis: the cache keeps no large tables
 
 
-def prepare(call: Call, x: Tensor) -> Callable[[Tensor], Any] | None:
+def prepare(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     """The call for tensors like `x`, or None where it cannot be prepared."""
     call = call._replace(dtype=x.dtype)
-    code = CODES.get(x.dtype, -1)
-    known = code >= (0 if call.reduction.has_index else FIRST_FLOAT) and type(x) in PLAIN_TYPES
-    if not known or x.layout is not torch.strided or not x.numel() or not prod(call.plan.out):
+    code = CODES.get(x.dtype)
+    if code is None or type(x) not in PLAIN_TYPES or x.layout is not torch.strided or kernels.triton_only:
         return None
-    if max(call.plan.out) > _MAX_WINDOWS or kernels.triton_only:
+    how = arithmetic(call.function, call.reduction, DTYPES[code], None, call.divisor, call.norm)
+    if how != (call.reduction, DTYPES[code], False, 0) or not x.numel() or not prod(call.plan.out):
+        return None
+    if max(call.plan.out) > _MAX_WINDOWS:
         return None
     try:
         with torch.inference_mode(False):
@@ -99,7 +103,7 @@ class Training(NamedTuple):
     itemsize: int
 
 
-def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor], Any] | None:
+def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], Any] | None:
     fn, axes, plan, has_index = call.function, call.axes, call.plan, call.reduction.has_index
     last, n_axes = channels_last(x, axes), len(axes)
     outs = list(x.shape)
@@ -110,16 +114,17 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor], Any] | 
     source, target = (0, x.shape, x.stride()), (0, shape, stride)
 
     def core_call(kind: int, x: Any, y: Any, backward: bool = False) -> Any:
-        how = (code, axes, kind, call.reduction.divides, backward)
+        how = (code, axes, kind, call.reduction.divides, backward, call.divisor, call.norm)
         return core.Call(core_plan(plan), call.reduction.op, x, y, *how).run
 
     try:
         run = core_call(call.extra, source, target)
     except ValueError:  # `run` raises it again, in the name of the function
         return None
-    bytes_needed, itemsize = extent(x), x.itemsize
+    bytes_needed, itemsize, dtype = extent(x), x.itemsize, x.dtype
     training = None
-    if code >= FIRST_FLOAT and call.extra == NO_EXTRA and (plan.taps <= 256 or not has_index):
+    differentiable = code >= FIRST_FLOAT and call.extra == NO_EXTRA and not call.reduction.norm
+    if differentiable and (plan.taps <= 256 or not has_index):
         new_grad, grad_stride = _new(x, x.shape, x.dtype, last, n_axes)
         small = prod(shape) <= _SMALL and not last
         kind = OFFSET8 if has_index else NO_EXTRA
@@ -140,17 +145,23 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor], Any] | 
             itemsize=itemsize,
         )
 
-    def prepared(x: Tensor) -> Any:
+    def prepared(x: Tensor, out: Any) -> Any:
         try:
             if x.requires_grad and is_grad_enabled():
-                if training is None:
+                if training is None or out is not None:
                     return None
                 link = None if x.is_leaf or training.keeps_input else link_to(x)
                 return _train_cpu(x, training, link)
             if x.untyped_storage().nbytes() < bytes_needed + x.storage_offset() * itemsize:
                 check_memory(x)
-            y = new()
-            return y if run(x, y, None) else None
+            if out is None:
+                y = new()
+                return y if run(x, y, None) else None
+            if not writable(out, x) or out.dtype is not dtype or not run(x, out, None):
+                return None
+            if not out.is_inference():
+                increment_version(out)
+            return out
         except FAILURES as error:
             raise renamed(fn, error) from None
 
@@ -158,8 +169,8 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor], Any] | 
         return prepared
     new_extra, _ = _new(x, shape, EXTRA_DTYPES[call.extra], last, n_axes)
 
-    def prepared_with_indices(x: Tensor) -> Any:
-        if x.requires_grad and is_grad_enabled():
+    def prepared_with_indices(x: Tensor, out: Any) -> Any:
+        if out is not None or (x.requires_grad and is_grad_enabled()):
             return None
         try:
             check_memory(x)
@@ -241,7 +252,7 @@ class Launches(NamedTuple):
 def _launches(call: Call, x: Tensor, last: bool) -> Launches | None:
     """The kernels of a call that only follow one another; None elsewhere."""
     known = (x.is_floating_point() or call.reduction.has_index) and x.dtype is not torch.bool
-    if not known or call.reduction.norm or len(call.axes) > kernels.MAX_CUDA_AXES:
+    if not known or call.reduction.norm or call.divisor or len(call.axes) > kernels.MAX_CUDA_AXES:
         return None
     found = kernels.cuda().launches(call, x, last, x.device)
     if found is None:
@@ -255,7 +266,7 @@ def _launches(call: Call, x: Tensor, last: bool) -> Launches | None:
     return Launches(call, last, _new(x, outs, x.dtype, last, n_axes)[0], new_extra, run)
 
 
-def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor], Any] | None:
+def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     fn, last = call.function, channels_last(x, call.axes)
     forward = _launches(call, x, last)
     if forward is None:
@@ -277,9 +288,9 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor], Any] | None:
     current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
     new, new_extra, run, indices = forward.new, forward.new_extra, forward.run, call.extra == INDEX64
 
-    def prepared(x: Tensor) -> Any:
+    def prepared(x: Tensor, out: Any) -> Any:
         address = x.data_ptr()
-        if not address or address % 16 or x.get_device() != current_device():
+        if out is not None or not address or address % 16 or x.get_device() != current_device():
             return None
         try:
             if x.requires_grad and is_grad_enabled():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
@@ -129,6 +129,21 @@ def memory(x: Tensor) -> Any:
     """The tensor as the core takes it: address, shape and strides. The caller keeps it alive."""
     check_memory(x)
     return x.data_ptr(), x.shape, x.stride()
+
+
+def writable(target: Tensor, x: Tensor) -> bool:
+    """Whether a kernel can write straight into a target: plain memory, apart from the input's."""
+    if type(target) not in PLAIN_TYPES or target.requires_grad or target.is_neg() or not target.data_ptr():
+        return False
+    if target.is_inference() and not is_inference_mode_enabled():
+        return False
+    (begin, end), (x_begin, x_end) = (
+        (memory.data_ptr(), memory.data_ptr() + memory.nbytes())
+        for memory in (target.untyped_storage(), x.untyped_storage())
+    )
+    if target.device != x.device or begin + extent(target) + target.storage_offset() * target.itemsize > end:
+        return False
+    return (end <= x_begin or x_end <= begin) and target.data_ptr() % target.itemsize == 0
 
 
 def materialized(x: Tensor) -> Tensor:
