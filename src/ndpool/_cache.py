@@ -55,7 +55,7 @@ def _key(function: Function, x: Any, arguments: Any, indices: bool) -> tuple[Any
 def _typed(value: Any) -> Any:
     """An argument with its type, for types whose values never change."""
     kind = type(value)
-    if kind is int or value is None or kind is bool:
+    if kind is int or value is None or kind is bool or kind is float:
         return kind, value
     if kind is tuple or kind is list:
         return tuple([_typed(v) for v in value])
