@@ -4,8 +4,10 @@ The blocks of a page share a namespace, in order. A block that imports a framewo
 left out, and the page is reported as skipped with the reason once all its other blocks have passed.
 """
 
+import ast
 import doctest
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -144,6 +146,92 @@ def test_reference_has_every_public_name():
     assert {f"ndpool.{name}" for name in ndpool.__all__} <= set(
         re.findall(r"^::: ([\w.]+)$", told, re.MULTILINE)
     )
+
+
+class Documented(NamedTuple):
+    """An entry of a docstring's section "Parameters": a name, a type and, after it, the default."""
+
+    name: str
+    default: object
+
+
+def documented(function):
+    """The parameters of a docstring in order; every entry describes one of them."""
+    section = re.search(
+        r"^Parameters\n-+\n(.*?)(?=^\S[^\n]*\n---+$|\Z)",
+        inspect.getdoc(function) or "",
+        re.MULTILINE | re.DOTALL,
+    )
+    found = []
+    for line in section[1].splitlines() if section else ():
+        if line and not line[0].isspace():
+            entry = re.fullmatch(r"(\*{0,2}\w+) : (.+?)(?:, default (.+))?", line)
+            assert entry is not None, f"{function.__name__}: not 'name : type, default value': {line}"
+            default = inspect.Parameter.empty if entry[3] is None else ast.literal_eval(entry[3])
+            found.append(Documented(entry[1], default))
+    return found
+
+
+def taken(function):
+    """The parameters that a function takes, as a docstring should list them."""
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [
+        Documented(stars.get(parameter.kind, "") + parameter.name, parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+
+
+def check_parameters(function):
+    found, expected = documented(function), taken(function)
+    assert found == expected, function.__name__
+    # 1, 1.0 and True are equal, but a reader would take one for another.
+    assert [type(entry.default) for entry in found] == [type(entry.default) for entry in expected]
+
+
+@pytest.mark.parametrize("name", [name for name in ndpool.__all__ if callable(getattr(ndpool, name))])
+def test_docstring_has_the_parameters_and_defaults_of_its_function(name):
+    check_parameters(getattr(ndpool, name))
+
+
+@pytest.mark.parametrize("name", ndpool.nn.__all__)
+def test_docstring_has_the_parameters_and_defaults_of_its_layer(name):
+    check_parameters(getattr(ndpool.nn, name))
+
+
+def test_modules_have_the_parameters_of_the_layers_that_they_name():
+    """A module of `ndpool.torch` lists no parameters: it names the layer of `ndpool.nn` that has the same."""
+    modules = pytest.importorskip("ndpool.torch", reason="the modules need PyTorch")
+    for name in ndpool.nn.__all__:
+        module = getattr(modules, name)
+        assert f"Parameters as in `ndpool.nn.{name}`." in inspect.getdoc(module)
+        assert taken(module) == documented(getattr(ndpool.nn, name)), name
+    for function in (modules.accelerate, modules.restore, modules.patch, modules.unpatch):
+        check_parameters(function)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        "x : array",
+        "x : array\nsize : int, default 2",
+        "x : array\nsize : int, default True",
+        "x : array\nsize : int, optional",
+        "x : array, default None\nsize : int, default 1",
+        "size : int, default 1\nx : array",
+        "x, size : int, default 1",
+        "x : array\nsize",
+    ],
+)
+def test_a_wrong_parameter_is_found(entries):
+    def function(x, size=1):
+        pass
+
+    head = "Summary.\n\nParameters\n----------\n"
+    function.__doc__ = f"{head}x : array\nsize : int, default 1\n    Size.\n\nReturns\n-------\nint\n"
+    check_parameters(function)
+    function.__doc__ = head + entries
+    with pytest.raises(AssertionError):
+        check_parameters(function)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
