@@ -357,16 +357,31 @@ def test_references_to_other_hosts_are_found(hooks, html, count):
     assert len(parser.found) == count
 
 
-def test_tables_come_from_the_readme(hooks, tmp_path, monkeypatch):
-    """A table that a page does not name follows with the sentence that leads to it; a missing one fails."""
-    tables = [f"<!-- bench:{name} -->\n{text}\n<!-- /bench -->\n" for name, text in (("cpu", 1), ("gpu", 2))]
-    text = f"# Title\n\n## Speed\n\nFirst sentence.\n\n{tables[0]}\nSecond\nsentence:\n\n{tables[1]}"
-    (tmp_path / "README.md").write_text(text)
-    monkeypatch.setattr(hooks, "ROOT", tmp_path)
-    assert hooks.rest("<!-- bench:cpu -->") == "Second\nsentence:\n\n<!-- bench:gpu -->"
-    assert [hooks.bench(name) for name in ("cpu", "gpu")] == ["1\n", "2\n"]
-    with pytest.raises(hooks.PluginError, match="no table bench:other"):
-        hooks.bench("other")
+def test_readme_is_short_and_its_links_lead_somewhere():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 140
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    headings = {re.sub(r"\W+", "-", title.lower()) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    for link in links:
+        assert link[1:] in headings if link.startswith("#") else (ROOT / link).exists(), link
+    assert {"docs/assets/pool.svg", "docs/assets/speed.svg", "docs/performance.md"} <= set(links)
+
+
+def test_every_result_is_in_the_documentation():
+    """That the tables are up to date, the generator checks; here, that the pages ask for them."""
+    rows = r"<!-- bench:summary -->\n(.*?)\n\n.*?<!-- /bench -->"
+    table = re.search(rows, (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert 6 <= len(table[1].splitlines()) - 2 <= 8
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        assert re.search(rf"^<!-- bench:{path.stem} -->\n\|", page, re.MULTILINE), path.name
+
+
+def test_picture_of_the_readme_is_up_to_date(tmp_path):
+    """`ndpool demo --output docs/assets/pool.svg` draws it."""
+    assert _cli.main(["demo", "--output", str(tmp_path / "pool.svg")]) == 0
+    drawn = (tmp_path / "pool.svg").read_text(encoding="utf-8")
+    assert drawn == (ROOT / "docs" / "assets" / "pool.svg").read_text(encoding="utf-8")
 
 
 # Public requests that a page answers, and where.

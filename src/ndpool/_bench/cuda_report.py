@@ -1,4 +1,4 @@
-"""What `cuda.run` measured, told: a table and a summary for a terminal, Markdown, and a chart as SVG.
+"""Reports of what `cuda.run` measured: a table and a summary for a terminal, Markdown, and a chart as SVG.
 
 The share is that of the copy's bandwidth: the time of a copy of the bytes that must move, over the call's. A
 factor over a peer says how many times ndpool is faster.
@@ -7,6 +7,7 @@ factor over a peer says how many times ndpool is faster.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any, NamedTuple
 
 from ndpool._bench.cuda_cases import CUDA_CASES
@@ -136,6 +137,20 @@ def markdown(document: Document) -> str:
     return "\n\n".join(
         ["\n".join(lines), *means(document), slower(document, "PyTorch"), machine_line(document)]
     )
+
+
+def speedups(document: Document) -> dict[str, tuple[str, str]]:
+    """For each class the range of speedups over PyTorch, and over the fastest peer of each case."""
+    return {
+        group: (
+            _range(row.over("PyTorch") for row in own),
+            _range(
+                min((row.over(name) or inf for name in _PEERS if name in row.times), default=None)
+                for row in own
+            ),
+        )
+        for group, own in _groups(document).items()
+    }
 
 
 def class_means(document: Document) -> dict[str, tuple[float | None, ...]]:

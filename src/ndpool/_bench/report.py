@@ -1,4 +1,4 @@
-"""What the runner measured, told: a table and a summary for a terminal, Markdown, and a chart as SVG.
+"""Reports of what the runner measured: a table and a summary for a terminal, Markdown, and a chart as SVG.
 
 Everything is computed from the dict that `runner.run` returns, or from the JSON file that it was written to.
 A factor over the floor is better when small; a factor over a peer says how many times ndpool is faster.
@@ -203,6 +203,18 @@ def markdown(document: Document) -> str:
     return "\n\n".join(["\n".join(lines), *means(document), machine_line(document)])
 
 
+def speedups(document: Document) -> dict[str, tuple[str, str]]:
+    """For each class the range of speedups over PyTorch, and over the fastest peer of each case."""
+    every = rows(document)
+    return {
+        group: (
+            _range(row.over_torch for row in every if row.group == group),
+            _range(row.over_best for row in every if row.group == group),
+        )
+        for group in _groups(every)
+    }
+
+
 def _threads(n: int) -> str:
     return f"{n} thread{'s' * (n > 1)}"
 
@@ -357,15 +369,17 @@ def bar_chart(
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def chart(document: Document) -> str:
+def chart(document: Document, groups: Sequence[str] | None = None) -> str:
     """An SVG of whole calls as multiples of the floor, by class, for the largest number of threads."""
     threads = max(document["threads"])
     bars = class_means(document, threads)
+    if groups is not None:
+        bars = {group: bars[group] for group in groups}
     known = [value for values in bars.values() for value in values if value is not None]
     decades = max(1, -int(-log10(max(known, default=10)) // 1))
 
     def length(value: float) -> float:
-        # Half a decade below the floor has room, so that a bar at the floor is seen.
+        # The axis starts half a decade below the floor, so that a bar at the floor is visible.
         return (min(max(log10(value), -0.5), decades) + 0.5) / (decades + 0.5)
 
     ticks = [(f"{10**n}{_X}" if n else "floor", 10.0**n, n == 0) for n in range(decades + 1)]
