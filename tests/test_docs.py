@@ -392,7 +392,7 @@ ANSWERED = {
     "esdl-core#3": ("guides/images.md", "Missing values", "its mask would be lost"),
     "keras#3777": ("guides/classification.md", "Sequences of different length", 'reduce="sum"'),
     "phasorpy#87": ("guides/images.md", "Missing values", "mean_of_known"),
-    "oneDNN#259": ("windows.md", "Positions", "flattened plane"),
+    "oneDNN#259": ("windows.md", "Indices", "flattened plane"),
     "pytorch#103423": ("windows.md", "Padding", "kernel_size // 2"),
     "pytorch#108197": ("windows.md", "Adaptive windows", "ceil((o + 1) * s / n)"),
     "pytorch#108341": ("guides/reproducible.md", "Two trainings, the same weights", "StripAttention"),
