@@ -377,6 +377,39 @@ def test_every_result_is_in_the_documentation():
         assert re.search(rf"^<!-- bench:{path.stem} -->\n\|", page, re.MULTILINE), path.name
 
 
+def ratios(name, group, peers):
+    """The speedups over the fastest of some peers, from the numbers of a results file alone."""
+    document = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    times = [
+        {who: entry["median"] for who, entry in result["times"].items()}
+        for result in document["results"]
+        if result["group"] == group and (name == "cpu" or result["network"] == "large batches")
+    ]
+    own = {"ndpool", "kernel", "floor"}
+    return sorted(
+        min(seconds for who, seconds in case.items() if who in (peers or case.keys() - own)) / case["ndpool"]
+        for case in times
+        if peers is None or peers & case.keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "title"),
+    [
+        ("cpu", "max 3x3 s2 NCHW", "max pooling 3x3, stride 2, forward"),
+        ("cpu", "global avg", "global average pooling, forward"),
+        ("gpu", "max 3x3 s2 p1, backward", "max pooling 3x3, stride 2, backward"),
+    ],
+)
+def test_readme_has_the_slowest_and_the_fastest_case_of_a_class(name, group, title):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| {re.escape(title)} \| [^|]+ \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    for shown, peers in ((row[1], {"PyTorch"}), (row[2], None)):
+        found = ratios(name, group, peers)
+        low, high = (float(number) for number in shown.split(" to "))
+        assert (low, high) == pytest.approx((found[0], found[-1]), rel=6e-3)
+
+
 def test_picture_of_the_readme_is_up_to_date(tmp_path):
     """`ndpool demo --output docs/assets/pool.svg` draws it."""
     assert _cli.main(["demo", "--output", str(tmp_path / "pool.svg")]) == 0

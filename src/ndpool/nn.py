@@ -1,9 +1,9 @@
 """Pooling layers for any array: PyTorch's names, constructor arguments, attributes and repr.
 
-A layer is a small immutable value: it keeps its arguments and hands them to the function of the same name in
-``ndpool.functional`` when it is called. Layers compare and hash by type and arguments, and they pickle;
-``dataclasses.replace(layer, stride=1)`` makes a changed copy. A layer raises when it is made
-if no input could make its arguments right, with the function's own message. Nothing is computed here.
+A layer is a small immutable value: it stores its arguments and passes them to the function of the same name
+in ``ndpool.functional`` when it is called. Layers compare and hash by type and arguments, and they pickle;
+``dataclasses.replace(layer, stride=1)`` makes a modified copy. Arguments that are invalid for every input
+raise on creation, with the message of the function. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _hashable(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Layer:
-    """What all layers share; a private base documents, after its summary, the parameters that it adds."""
+    """Base of all layers; a private base documents, after its summary, the parameters that it adds."""
 
     _ndim: ClassVar[int]
     _function: ClassVar[Callable[..., Any]]
@@ -86,7 +86,7 @@ class _Layer:
         self._check(type(self).__name__)
 
     def _check(self, name: str) -> None:
-        """Raise for arguments that no input makes right."""
+        """Raise for arguments that are invalid for every input."""
         flags = ("return_indices", "ceil_mode", "count_include_pad")
         check_flags(name, **{flag: getattr(self, flag) for flag in flags if hasattr(self, flag)})
 
@@ -114,7 +114,7 @@ class _Layer:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Sliding(_Layer):
-    """A window that slides.
+    """A sliding window.
 
     kernel_size : int or sequence of int
         Window size, one number for all axes or one for each.
