@@ -1,10 +1,10 @@
 """PyTorch's pooling modules, computed by ndpool.
 
-Each is a subclass of PyTorch's module of the same name and inherits everything but `forward`: constructor,
-repr, state, pickling. Arguments that are invalid for every input raise on creation; a module that
-`accelerate` replaced was created by PyTorch and raises when it is called. PyTorch's own forward pools tensors
-that ndpool does not support (quantized, sparse, nested, complex, subclasses of `torch.Tensor`), and those
-traced by TorchScript or exported to ONNX.
+Each is a subclass of PyTorch's module of the same name, from which it has everything but `forward`:
+constructor, repr, state, pickling. A module raises when it is made if no input could make its arguments
+right; one that `accelerate` swapped was made by PyTorch and raises when it is called. A tensor that ndpool
+does not serve (quantized, sparse, nested, complex, a subclass of `torch.Tensor`) takes PyTorch's own way, and
+so does one that TorchScript traces or that is exported to ONNX.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
 
 
 def served(x: Any) -> bool:
-    """Whether ndpool supports this tensor; if not, PyTorch pools it.
+    """Whether ndpool pools this tensor; if not, PyTorch does.
 
-    Tensors on devices without ndpool kernels (MPS) are pooled on the CPU, by modules as by functions.
+    Devices without kernels of their own (MPS) are pooled on the CPU, by modules as by functions.
     """
     return (
         type(x) in _KINDS
@@ -60,7 +60,7 @@ def served(x: Any) -> bool:
 
 
 class Pool(torch.nn.Module):
-    """Base of all modules: passes the attributes of a module to the ndpool function."""
+    """What all share: a module's attributes go to the ndpool function whose arguments they are."""
 
     _function: ClassVar[Callable[..., Any]]
     _n_axes: ClassVar[int]
@@ -79,7 +79,7 @@ class Pool(torch.nn.Module):
             cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
 
     def _check(self, name: str) -> None:
-        """Raise for arguments that are invalid for every input."""
+        """Raise for arguments that no input makes right."""
         flags = ("return_indices", "ceil_mode", "count_include_pad")
         check_flags(name, **{flag: getattr(self, flag) for flag in flags if hasattr(self, flag)})
 
@@ -90,7 +90,7 @@ class Pool(torch.nn.Module):
         return self._original(input)
 
     def _original(self, input: Any) -> Any:
-        """Pool with PyTorch's own module."""
+        """PyTorch's own way."""
         return super().forward(input)
 
     # Written out in each family: a loop over names would cost as much as the pooling of a small tensor.
@@ -98,14 +98,14 @@ class Pool(torch.nn.Module):
         raise NotImplementedError
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        """Turn into PyTorch's own class, which TorchScript can compile; permanent, as in `restore`."""
+        """TorchScript compiles PyTorch's own module; the class changes for good, as in `restore`."""
         if COUNTERPARTS.get(type(self).__bases__[-1]) is type(self):
             self.__class__ = type(self).__bases__[-1]
         return self
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor so that it checks its arguments; the signature is preserved."""
+    """A constructor that looks at what it was given; its signature stays."""
 
     @wraps(init)
     def checked(self: Pool, *args: Any, **kwargs: Any) -> None:
@@ -116,7 +116,7 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class MaxPool(Pool):
-    """Max pooling over sliding windows."""
+    """Maxima over sliding windows."""
 
     dilation: Any
 
@@ -130,7 +130,7 @@ class MaxPool(Pool):
 
 
 class AvgPool(Pool):
-    """Average pooling over sliding windows; the 1-D module has no divisor."""
+    """Averages over sliding windows; one dimension takes no divisor."""
 
     count_include_pad: Any
     divisor_override: Any
@@ -152,7 +152,7 @@ class AvgPool(Pool):
 
 
 class LPPool(Pool):
-    """Lp pooling; the power of a module is always a float."""
+    """Power averages: a module's power is a float, also for integers."""
 
     norm_type: Any
 
@@ -166,7 +166,7 @@ class LPPool(Pool):
 
 
 class AdaptivePool(Pool):
-    """Adaptive pooling."""
+    """As many windows as asked for."""
 
     def _check(self, name: str) -> None:
         super()._check(name)
@@ -174,21 +174,21 @@ class AdaptivePool(Pool):
 
 
 class AdaptiveMaxPool(AdaptivePool):
-    """Adaptive max pooling."""
+    """Maxima over as many windows as asked for."""
 
     def _arguments(self) -> tuple[Any, ...]:
         return self.output_size, self.return_indices
 
 
 class AdaptiveAvgPool(AdaptivePool):
-    """Adaptive average pooling."""
+    """Averages over as many windows as asked for."""
 
     def _arguments(self) -> tuple[Any, ...]:
         return (self.output_size,)
 
 
 class FractionalMaxPool(Pool):
-    """Fractional max pooling."""
+    """Maxima over windows at random places."""
 
     output_ratio: Any
     _random_samples: Any
@@ -209,7 +209,7 @@ class FractionalMaxPool(Pool):
 
 
 class Unpool(Pool):
-    """Unpooling of max pooling; output sizes may differ from call to call."""
+    """The way back from a max pool; sizes may differ from call to call."""
 
     dilation: Any = 1  # of modules that PyTorch made
 
@@ -222,7 +222,7 @@ class Unpool(Pool):
         geometry.check_unpool(name, self._n_axes, self.kernel_size, self.stride, self.padding, self.dilation)
 
     def forward(self, input: Any, indices: Any, output_size: Sequence[int] | None = None) -> Any:  # type: ignore[override]
-        """Put each value of `input` at its index, with zeros everywhere else."""
+        """Put each value of `input` where `indices` says, zeros elsewhere."""
         if served(input):
             window = (self.kernel_size, self.stride, self.padding)
             return self._function(input, indices, *window, output_size, dilation=self.dilation)
@@ -241,7 +241,7 @@ class Unpool(Pool):
         return super().__prepare_scriptable__()
 
     def extra_repr(self) -> str:
-        """Return PyTorch's text, with the dilation if it is not 1."""
+        """PyTorch's own, and the dilation where there is one."""
         shown: str = super(Pool, self).extra_repr()
         return shown if self.dilation == 1 else f"{shown}, dilation={self.dilation}"
 
