@@ -72,8 +72,12 @@ def explain(function: Callable[..., Any] | str, x: Any, *args: Any, **kwargs: An
     ----------
     function : callable or str
         A function of this package, its name, or a layer.
-    x, *args, **kwargs
-        Arguments of the call.
+    x : array
+        Input of the call.
+    *args : object
+        Positional arguments of the call, after `x`.
+    **kwargs : object
+        Keyword arguments of the call.
 
     Returns
     -------

@@ -56,7 +56,30 @@ def max_pool1d(
     """
     1-D max pooling.
 
-    Arguments and results as in `max_pool2d`, for an input of (N, C, L) or (C, L).
+    NaN propagates; ties return the first index in row-major order.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, L) or (C, L).
+    kernel_size : int or sequence of one int
+        Window size.
+    stride : int or sequence of one int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int or sequence of one int, default 0
+        Padding on both sides, at most ``kernel_size // 2``. It is never the maximum.
+    dilation : int or sequence of one int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane, as `max_unpool1d` takes it.
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
+
+    Returns
+    -------
+    array, or (array, indices)
 
     Examples
     --------
@@ -83,26 +106,26 @@ def max_pool2d(
     """
     2-D max pooling.
 
-    NaN wins; of equal maxima the first in row-major order is taken.
+    NaN propagates; ties return the first index in row-major order.
 
     Parameters
     ----------
     input : array
-        (N, C, H, W) or (C, H, W).
+        Shape (N, C, H, W) or (C, H, W).
     kernel_size : int or pair of int
-        Size of the window.
-    stride : int or pair of int, optional
-        Distance between windows; the window's size by default.
-    padding : int or pair of int
-        Cells of -inf around the input, at most ``kernel_size // 2``.
-    dilation : int or pair of int
-        Distance between the elements of a window.
-    ceil_mode : bool
-        Keep a last window that only begins inside the input or its leading padding.
-    return_indices : bool
-        Also return where each maximum stood: int64 positions in the flattened plane, for `max_unpool2d`.
-    out : array, or pair of arrays with `return_indices`
-        Where to put the result.
+        Window size.
+    stride : int or pair of int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int or pair of int, default 0
+        Padding on both sides, at most ``kernel_size // 2``. It is never the maximum.
+    dilation : int or pair of int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane, as `max_unpool2d` takes it.
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
 
     Returns
     -------
@@ -138,7 +161,30 @@ def max_pool3d(
     """
     3-D max pooling.
 
-    Arguments and results as in `max_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+    NaN propagates; ties return the first index in row-major order.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, D, H, W) or (C, D, H, W).
+    kernel_size : int or triple of int
+        Window size.
+    stride : int or triple of int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int or triple of int, default 0
+        Padding on both sides, at most ``kernel_size // 2``. It is never the maximum.
+    dilation : int or triple of int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane, as `max_unpool3d` takes it.
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
+
+    Returns
+    -------
+    array, or (array, indices)
 
     Examples
     --------
@@ -166,7 +212,34 @@ def avg_pool1d(
     """
     1-D average pooling.
 
-    Arguments and results as in `avg_pool2d`, for an input of (N, C, L) or (C, L).
+    Integers truncate toward zero, as in PyTorch; a float `dtype` keeps the fraction.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, L) or (C, L).
+    kernel_size : int or sequence of one int
+        Window size.
+    stride : int or sequence of one int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int or sequence of one int, default 0
+        Zeros added on both sides, at most ``kernel_size // 2``.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    count_include_pad : bool, default True
+        Whether padding counts in the divisor.
+    divisor_override : int, default None
+        Divisor used instead of the window size; 1 gives sums. Keyword-only.
+    dilation : int or sequence of one int, default 1
+        Step between the elements of a window.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's. Boolean input needs one.
+    out : array, default None
+        Array to write the result to.
+
+    Returns
+    -------
+    array
 
     Examples
     --------
@@ -196,24 +269,30 @@ def avg_pool2d(
     """
     2-D average pooling.
 
-    Integers truncate toward zero, as in PyTorch; ask for a float `dtype` to keep the fraction.
+    Integers truncate toward zero, as in PyTorch; a float `dtype` keeps the fraction.
 
     Parameters
     ----------
     input : array
-        (N, C, H, W) or (C, H, W).
-    kernel_size, stride, padding, dilation : int or pair of int
-        As in `max_pool2d`; padding cells are zeros.
-    ceil_mode : bool
-        Keep a last window that only begins inside the input or its leading padding.
-    count_include_pad : bool
-        Whether padding cells count in the denominator.
-    divisor_override : int, optional
-        A denominator of your own; 1 gives sums.
-    dtype : dtype, optional
-        Type of the result.
-    out : array, optional
-        Where to put the result.
+        Shape (N, C, H, W) or (C, H, W).
+    kernel_size : int or pair of int
+        Window size.
+    stride : int or pair of int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int or pair of int, default 0
+        Zeros added on both sides, at most ``kernel_size // 2``.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    count_include_pad : bool, default True
+        Whether padding counts in the divisor.
+    divisor_override : int, default None
+        Divisor used instead of the window size; 1 gives sums.
+    dilation : int or pair of int, default 1
+        Step between the elements of a window.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's. Boolean input needs one.
+    out : array, default None
+        Array to write the result to.
 
     Returns
     -------
@@ -251,7 +330,34 @@ def avg_pool3d(
     """
     3-D average pooling.
 
-    Arguments and results as in `avg_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+    Integers truncate toward zero, as in PyTorch; a float `dtype` keeps the fraction.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, D, H, W) or (C, D, H, W).
+    kernel_size : int or triple of int
+        Window size.
+    stride : int or triple of int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int or triple of int, default 0
+        Zeros added on both sides, at most ``kernel_size // 2``.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    count_include_pad : bool, default True
+        Whether padding counts in the divisor.
+    divisor_override : int, default None
+        Divisor used instead of the window size; 1 gives sums.
+    dilation : int or triple of int, default 1
+        Step between the elements of a window.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's. Boolean input needs one.
+    out : array, default None
+        Array to write the result to.
+
+    Returns
+    -------
+    array
 
     Examples
     --------
@@ -278,9 +384,35 @@ def lp_pool1d(
     out: A | None = None,
 ) -> A:
     """
-    1-D power-average pooling: ``(sum of x**p) ** (1/p)`` over each window.
+    1-D Lp pooling: ``(sum of x**p) ** (1/p)`` over each window.
 
-    Arguments and results as in `lp_pool2d`, for an input of (N, C, L) or (C, L).
+    As in PyTorch, no magnitudes are taken: with odd p a negative sum gives NaN (p = 1 gives the plain sum),
+    with fractional p any negative element does. A window cut off by `ceil_mode` is scaled up to a full one.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, L) or (C, L).
+    norm_type : float
+        The power p; not 0.
+    kernel_size : int or sequence of one int
+        Window size.
+    stride : int or sequence of one int, default None
+        Step between windows; None means `kernel_size`.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    padding : int or sequence of one int, default 0
+        Zeros added on both sides, at most ``kernel_size // 2``.
+    dilation : int or sequence of one int, default 1
+        Step between the elements of a window.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's, and gives float32 for integers.
+    out : array, default None
+        Array to write the result to.
+
+    Returns
+    -------
+    array
 
     Examples
     --------
@@ -307,25 +439,31 @@ def lp_pool2d(
     out: A | None = None,
 ) -> A:
     """
-    2-D power-average pooling: ``(sum of x**p) ** (1/p)`` over each window.
+    2-D Lp pooling: ``(sum of x**p) ** (1/p)`` over each window.
 
-    A window cut off by `ceil_mode` is scaled up to a whole one, and negative inputs keep their sign,
-    both as in PyTorch.
+    As in PyTorch, no magnitudes are taken: with odd p a negative sum gives NaN (p = 1 gives the plain sum),
+    with fractional p any negative element does. A window cut off by `ceil_mode` is scaled up to a full one.
 
     Parameters
     ----------
     input : array
-        (N, C, H, W) or (C, H, W).
+        Shape (N, C, H, W) or (C, H, W).
     norm_type : float
         The power p; not 0.
-    kernel_size, stride, padding, dilation : int or pair of int
-        As in `max_pool2d`; padding cells are zeros.
-    ceil_mode : bool
-        Keep a last window that only begins inside the input or its leading padding.
-    dtype : dtype, optional
-        Type of the result.
-    out : array, optional
-        Where to put the result.
+    kernel_size : int or pair of int
+        Window size.
+    stride : int or pair of int, default None
+        Step between windows; None means `kernel_size`.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    padding : int or pair of int, default 0
+        Zeros added on both sides, at most ``kernel_size // 2``.
+    dilation : int or pair of int, default 1
+        Step between the elements of a window.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's, and gives float32 for integers.
+    out : array, default None
+        Array to write the result to.
 
     Returns
     -------
@@ -356,9 +494,35 @@ def lp_pool3d(
     out: A | None = None,
 ) -> A:
     """
-    3-D power-average pooling: ``(sum of x**p) ** (1/p)`` over each window.
+    3-D Lp pooling: ``(sum of x**p) ** (1/p)`` over each window.
 
-    Arguments and results as in `lp_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+    As in PyTorch, no magnitudes are taken: with odd p a negative sum gives NaN (p = 1 gives the plain sum),
+    with fractional p any negative element does. A window cut off by `ceil_mode` is scaled up to a full one.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, D, H, W) or (C, D, H, W).
+    norm_type : float
+        The power p; not 0.
+    kernel_size : int or triple of int
+        Window size.
+    stride : int or triple of int, default None
+        Step between windows; None means `kernel_size`.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    padding : int or triple of int, default 0
+        Zeros added on both sides, at most ``kernel_size // 2``.
+    dilation : int or triple of int, default 1
+        Step between the elements of a window.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's, and gives float32 for integers.
+    out : array, default None
+        Array to write the result to.
+
+    Returns
+    -------
+    array
 
     Examples
     --------
@@ -381,9 +545,24 @@ def adaptive_max_pool1d(
     out: Any = None,
 ) -> Any:
     """
-    1-D max pooling to a fixed output size, whatever the input's size.
+    1-D adaptive max pooling: the output size is fixed, whatever the input size.
 
-    Arguments and results as in `adaptive_max_pool2d`, for an input of (N, C, L) or (C, L).
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, L) or (C, L).
+    output_size : int, None or sequence of one of them
+        Output size; None keeps the input's.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane.
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
+
+    Returns
+    -------
+    array, or (array, indices)
 
     Examples
     --------
@@ -404,20 +583,20 @@ def adaptive_max_pool2d(
     out: Any = None,
 ) -> Any:
     """
-    2-D max pooling to a fixed output size, whatever the input's size.
+    2-D adaptive max pooling: the output size is fixed, whatever the input size.
 
-    Window `o` of `n` over a size `s` is ``[floor(o*s/n), ceil((o+1)*s/n))``.
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``.
 
     Parameters
     ----------
     input : array
-        (N, C, H, W) or (C, H, W).
-    output_size : int or None, or a pair of them
-        Size of the output; None keeps the input's.
-    return_indices : bool
-        Also return where each maximum stood: int64 positions in the flattened plane.
-    out : array, or pair of arrays with `return_indices`
-        Where to put the result.
+        Shape (N, C, H, W) or (C, H, W).
+    output_size : int, None or pair of them
+        Output size; None keeps the input's.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane.
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
 
     Returns
     -------
@@ -445,9 +624,24 @@ def adaptive_max_pool3d(
     out: Any = None,
 ) -> Any:
     """
-    3-D max pooling to a fixed output size, whatever the input's size.
+    3-D adaptive max pooling: the output size is fixed, whatever the input size.
 
-    Arguments and results as in `adaptive_max_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, D, H, W) or (C, D, H, W).
+    output_size : int, None or triple of them
+        Output size; None keeps the input's.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane.
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
+
+    Returns
+    -------
+    array, or (array, indices)
 
     Examples
     --------
@@ -463,9 +657,25 @@ def adaptive_avg_pool1d(
     input: A, output_size: int | Sequence[int | None] | None, *, dtype: Any = None, out: A | None = None
 ) -> A:
     """
-    1-D average pooling to a fixed output size, whatever the input's size.
+    1-D adaptive average pooling: the output size is fixed, whatever the input size.
 
-    Arguments and results as in `adaptive_avg_pool2d`, for an input of (N, C, L) or (C, L).
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``: whole elements, never
+    fractions of them.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, L) or (C, L).
+    output_size : int, None or sequence of one of them
+        Output size; None keeps the input's.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's. Boolean input needs one.
+    out : array, default None
+        Array to write the result to.
+
+    Returns
+    -------
+    array
 
     Examples
     --------
@@ -482,20 +692,21 @@ def adaptive_avg_pool2d(
     input: A, output_size: int | Sequence[int | None] | None, *, dtype: Any = None, out: A | None = None
 ) -> A:
     """
-    2-D average pooling to a fixed output size, whatever the input's size.
+    2-D adaptive average pooling: the output size is fixed, whatever the input size.
 
-    Windows as in `adaptive_max_pool2d`: whole elements, never fractions of them.
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``: whole elements, never
+    fractions of them.
 
     Parameters
     ----------
     input : array
-        (N, C, H, W) or (C, H, W).
-    output_size : int or None, or a pair of them
-        Size of the output; None keeps the input's.
-    dtype : dtype, optional
-        Type of the result.
-    out : array, optional
-        Where to put the result.
+        Shape (N, C, H, W) or (C, H, W).
+    output_size : int, None or pair of them
+        Output size; None keeps the input's.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's. Boolean input needs one.
+    out : array, default None
+        Array to write the result to.
 
     Returns
     -------
@@ -516,9 +727,25 @@ def adaptive_avg_pool3d(
     input: A, output_size: int | Sequence[int | None] | None, *, dtype: Any = None, out: A | None = None
 ) -> A:
     """
-    3-D average pooling to a fixed output size, whatever the input's size.
+    3-D adaptive average pooling: the output size is fixed, whatever the input size.
 
-    Arguments and results as in `adaptive_avg_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``: whole elements, never
+    fractions of them.
+
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, D, H, W) or (C, D, H, W).
+    output_size : int, None or triple of them
+        Output size; None keeps the input's.
+    dtype : dtype, default None
+        Dtype of the result; None keeps the input's. Boolean input needs one.
+    out : array, default None
+        Array to write the result to.
+
+    Returns
+    -------
+    array
 
     Examples
     --------
@@ -542,9 +769,32 @@ def max_unpool1d(
     dilation: Ints = 1,
 ) -> A:
     """
-    Put the results of `max_pool1d` back where they came from, zeros elsewhere.
+    Put the values of `max_pool1d` back at their indices, with zeros everywhere else.
 
-    Arguments and results as in `max_unpool2d`, for an input of (N, C, L) or (C, L).
+    Of repeated indices the last in row-major order wins; an index outside the output raises.
+
+    Parameters
+    ----------
+    input : array
+        Values returned by `max_pool1d`.
+    indices : array of int
+        Indices returned by `max_pool1d` with ``return_indices=True``.
+    kernel_size : int or sequence of one int
+        As passed to `max_pool1d`.
+    stride : int or sequence of one int, default None
+        As passed to `max_pool1d`; None means `kernel_size`.
+    padding : int or sequence of one int, default 0
+        As passed to `max_pool1d`.
+    output_size : sequence of int, default None
+        Size to restore, with or without the leading axes; several sizes pool to the same one. It must be less
+        than one stride away from ``(size - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + 1``,
+        which None means.
+    dilation : int or sequence of one int, default 1
+        As passed to `max_pool1d`.
+
+    Returns
+    -------
+    array
 
     Examples
     --------
@@ -568,19 +818,28 @@ def max_unpool2d(
     dilation: Ints = 1,
 ) -> A:
     """
-    Put the results of `max_pool2d` back where they came from, zeros elsewhere.
+    Put the values of `max_pool2d` back at their indices, with zeros everywhere else.
 
-    Of repeated indices the last in row-major order stays; an index outside the output raises.
+    Of repeated indices the last in row-major order wins; an index outside the output raises.
 
     Parameters
     ----------
-    input, indices : array
-        What `max_pool2d` gave with `return_indices=True`.
-    kernel_size, stride, padding, dilation : int or pair of int
-        As they were given to `max_pool2d`.
-    output_size : sequence of int, optional
-        The size wanted, with or without the leading axes, where several sizes pool to the same: less than
-        one stride away from ``(size - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + 1``.
+    input : array
+        Values returned by `max_pool2d`.
+    indices : array of int
+        Indices returned by `max_pool2d` with ``return_indices=True``.
+    kernel_size : int or pair of int
+        As passed to `max_pool2d`.
+    stride : int or pair of int, default None
+        As passed to `max_pool2d`; None means `kernel_size`.
+    padding : int or pair of int, default 0
+        As passed to `max_pool2d`.
+    output_size : sequence of int, default None
+        Size to restore, with or without the leading axes; several sizes pool to the same one. It must be less
+        than one stride away from ``(size - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + 1``,
+        which None means.
+    dilation : int or pair of int, default 1
+        As passed to `max_pool2d`.
 
     Returns
     -------
@@ -612,9 +871,32 @@ def max_unpool3d(
     dilation: Ints = 1,
 ) -> A:
     """
-    Put the results of `max_pool3d` back where they came from, zeros elsewhere.
+    Put the values of `max_pool3d` back at their indices, with zeros everywhere else.
 
-    Arguments and results as in `max_unpool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+    Of repeated indices the last in row-major order wins; an index outside the output raises.
+
+    Parameters
+    ----------
+    input : array
+        Values returned by `max_pool3d`.
+    indices : array of int
+        Indices returned by `max_pool3d` with ``return_indices=True``.
+    kernel_size : int or triple of int
+        As passed to `max_pool3d`.
+    stride : int or triple of int, default None
+        As passed to `max_pool3d`; None means `kernel_size`.
+    padding : int or triple of int, default 0
+        As passed to `max_pool3d`.
+    output_size : sequence of int, default None
+        Size to restore, with or without the leading axes; several sizes pool to the same one. It must be less
+        than one stride away from ``(size - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + 1``,
+        which None means.
+    dilation : int or triple of int, default 1
+        As passed to `max_pool3d`.
+
+    Returns
+    -------
+    array
 
     Examples
     --------
@@ -640,24 +922,24 @@ def fractional_max_pool2d(
     generator: Any = None,
 ) -> Any:
     """
-    2-D max pooling over windows at pseudo-random places, drawn for every plane.
+    2-D fractional max pooling: windows start at pseudo-random places, drawn for each plane.
 
     Parameters
     ----------
     input : array
-        (N, C, H, W) or (C, H, W).
+        Shape (N, C, H, W) or (C, H, W).
     kernel_size : int or pair of int
-        Size of the window.
-    output_size : int or pair of int, optional
-        Size of the output: this or `output_ratio`.
-    output_ratio : float or sequence of float, optional
-        Size of the output as a share of the input's, between 0 and 1.
-    return_indices : bool
-        Also return where each maximum stood: int64 positions in the flattened plane.
-    _random_samples : array, optional
-        (N, C, 2) numbers in [0, 1) that fix the windows, N = 1 for an unbatched input.
-    generator : seed or generator of random numbers, optional
-        Makes the call repeatable.
+        Window size.
+    output_size : int or pair of int, default None
+        Output size; give either this or `output_ratio`.
+    output_ratio : float or pair of float, default None
+        Output size as a fraction of the input size, between 0 and 1.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane.
+    _random_samples : array, default None
+        Numbers in [0, 1) of shape (N, C, 2) that fix the windows; N = 1 for an unbatched input.
+    generator : int or random generator, default None
+        Seed or generator that makes the call repeatable.
 
     Returns
     -------
@@ -686,9 +968,28 @@ def fractional_max_pool3d(
     generator: Any = None,
 ) -> Any:
     """
-    3-D max pooling over windows at pseudo-random places, drawn for every plane.
+    3-D fractional max pooling: windows start at pseudo-random places, drawn for each plane.
 
-    Arguments and results as in `fractional_max_pool2d`, for an input of (N, C, D, H, W) or (C, D, H, W).
+    Parameters
+    ----------
+    input : array
+        Shape (N, C, D, H, W) or (C, D, H, W).
+    kernel_size : int or triple of int
+        Window size.
+    output_size : int or triple of int, default None
+        Output size; give either this or `output_ratio`.
+    output_ratio : float or triple of float, default None
+        Output size as a fraction of the input size, between 0 and 1.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane.
+    _random_samples : array, default None
+        Numbers in [0, 1) of shape (N, C, 3) that fix the windows; N = 1 for an unbatched input.
+    generator : int or random generator, default None
+        Seed or generator that makes the call repeatable.
+
+    Returns
+    -------
+    array, or (array, indices)
 
     Examples
     --------

@@ -83,31 +83,35 @@ def pool(
     Parameters
     ----------
     x : array
-        Any number of axes, any layout, any dtype that has a pooling.
+        Any number of axes, any memory layout, any supported dtype.
     window : int or sequence of int
-        Size of the window along each pooled axis; an int needs `axes`.
-    reduce : {"max", "min", "avg", "sum", "lp"}
-        What becomes of a window. NaN wins in max and min; ties give the first position.
-    stride, dilation : int or sequence of int
-        Distance between windows (default: the window) and between the elements of a window.
-    padding : int, sequence of int, sequence of (before, after), "same", "same_lower" or "valid"
-        Cells added around the input: at most half the window, or more while every window contains an
-        element of the input.
-        `"same"` gives ceil(size / stride) outputs, the odd cell after the input; `"same_lower"` before it.
-    ceil_mode : bool
-        Keep a last window that only begins inside the input or its leading padding.
-    axes : int or sequence of int
-        The pooled axes (default: the last ones); `(-3, -2)` is a channels-last image.
-    count_include_pad, divisor_override : bool, int
-        What an average is divided by: the window with or without its padding, or a number of your own.
-    norm_type : float
-        The p of `reduce="lp"`, which is ``(window size * mean of x**p) ** (1/p)``.
-    return_indices : bool
-        Also return the int64 position of each max or min in the plane of the pooled axes.
-    dtype : dtype
-        Type of the result; by default that of `x` (sums of integers: 64 bits; Lp of integers: float32).
-    out : array, or pair of arrays with `return_indices`
-        Where to put the result.
+        Window size along each pooled axis; an int needs `axes`.
+    reduce : {"max", "min", "avg", "sum", "lp"}, default "max"
+        Reduction applied to each window. Max and min propagate NaN; ties return the first index.
+    stride : int or sequence of int, default None
+        Step between windows; None means `window`.
+    padding : int, str, sequence of int or sequence of pair of int, default 0
+        Padding on both sides, per axis, or as a (before, after) pair per axis. More than half the window is
+        allowed while every window contains an element of the input. ``"same"`` gives ceil(size / stride)
+        outputs and puts the odd element after the input, ``"same_lower"`` before it; ``"valid"`` means 0.
+    dilation : int or sequence of int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    axes : int or sequence of int, default None
+        Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image.
+    count_include_pad : bool, default True
+        Whether padding counts in the divisor of an average.
+    divisor_override : int, default None
+        Divisor used instead of the window size, for averages only.
+    norm_type : float, default 2.0
+        The p of ``reduce="lp"``, which is ``(window size * mean of x**p) ** (1/p)``.
+    return_indices : bool, default False
+        Also return the int64 index of each max or min in the flattened plane of the pooled axes.
+    dtype : dtype, default None
+        Dtype of the result; None keeps that of `x`, except for integers in sums (64 bits) and Lp (float32).
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
 
     Returns
     -------
@@ -172,19 +176,29 @@ def adaptive_pool(
     out: Any = None,
 ) -> Any:
     """
-    Pool any axes of an array to a fixed size, whatever their size was.
+    Pool any axes of an array to a fixed output size, whatever their input size.
 
-    Window `o` of `n` over a size `s` is ``[floor(o*s/n), ceil((o+1)*s/n))``: windows overlap where `n` does
-    not divide `s`, and repeat where `n` is larger.
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``: windows overlap where `n`
+    does not divide `s`, and repeat where `n` is larger.
 
     Parameters
     ----------
     x : array
-        Any number of axes, any layout, any dtype that has a pooling.
+        Any number of axes, any memory layout, any supported dtype.
     output_size : int or sequence of int or None
-        Outputs along each pooled axis; None keeps the input's size; an int needs `axes`.
-    reduce, axes, norm_type, return_indices, dtype, out
-        As in `pool`.
+        Output size along each pooled axis; None keeps the input's, and an int needs `axes`.
+    reduce : {"max", "min", "avg", "sum", "lp"}, default "max"
+        Reduction applied to each window. Max and min propagate NaN; ties return the first index.
+    axes : int or sequence of int, default None
+        Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image.
+    norm_type : float, default 2.0
+        The p of ``reduce="lp"``, which is ``(sum of x**p) ** (1/p)``.
+    return_indices : bool, default False
+        Also return the int64 index of each max or min in the flattened plane of the pooled axes.
+    dtype : dtype, default None
+        Dtype of the result; None keeps that of `x`, except for integers in sums (64 bits) and Lp (float32).
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
 
     Returns
     -------
@@ -206,16 +220,20 @@ def adaptive_pool(
 
 def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None) -> A:
     """
-    Put pooled values back where they came from, zeros elsewhere.
+    Put pooled values back at their indices, with zeros everywhere else.
+
+    Of repeated indices the last in row-major order wins; an index outside the output raises.
 
     Parameters
     ----------
-    values, indices : array
-        What a pooling with `return_indices=True` gave. Of repeated indices the last in row-major order stays.
+    values : array
+        Values returned by a pooling with ``return_indices=True``.
+    indices : array of int
+        Indices returned by that pooling.
     output_size : int or sequence of int
-        Sizes of the pooled axes of the result; an int needs `axes`.
-    axes : int or sequence of int
-        The pooled axes (default: the last ones).
+        Size of the result along each pooled axis; an int needs `axes`.
+    axes : int or sequence of int, default None
+        Pooled axes; None means the last ones.
 
     Returns
     -------

@@ -456,12 +456,23 @@ def windows(
     ceil_mode: bool = False,
 ) -> list[range]:
     """
-    The input positions of every window along one axis.
+    The input range of every sliding window along one axis.
 
     Parameters
     ----------
-    size, kernel_size, stride, padding, dilation, ceil_mode
-        As in `pool`, for one axis; padding may also be a (before, after) pair.
+    size : int
+        Input size.
+    kernel_size : int
+        Window size.
+    stride : int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int, str or pair of int, default 0
+        Padding on both sides, a (before, after) pair, or ``"same"``, ``"same_lower"`` or ``"valid"`` as in
+        `pool`.
+    dilation : int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
 
     Returns
     -------
@@ -482,9 +493,9 @@ def windows(
 
 def adaptive_windows(size: int, output_size: int | None) -> list[range]:
     """
-    The input positions of every adaptive window along one axis.
+    The input range of every adaptive window along one axis.
 
-    Window `o` of `n` over a size `s` is ``[floor(o*s/n), ceil((o+1)*s/n))``.
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``.
 
     Parameters
     ----------
@@ -526,20 +537,28 @@ def output_size(
     """
     The number of windows: ``floor((size + padding - dilation*(kernel-1) - 1) / stride) + 1``.
 
-    With `ceil_mode` the division rounds up, unless the last window would then begin beyond the input and its
+    With `ceil_mode` the division rounds up, unless the last window would then start beyond the input and its
     leading padding.
 
     Parameters
     ----------
     size : int or sequence of int
         Input size along one axis, or along each.
-    kernel_size, stride, padding, dilation, ceil_mode
-        As in `pool`.
+    kernel_size : int or sequence of int
+        Window size.
+    stride : int or sequence of int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int, str, sequence of int or sequence of pair of int, default 0
+        Padding on both sides, per axis, as a (before, after) pair per axis, or a word, as in `pool`.
+    dilation : int or sequence of int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Round up instead of down, with the exception above.
 
     Returns
     -------
     int or tuple of int
-        As `size` was given.
+        An int if `size` is one.
 
     Examples
     --------

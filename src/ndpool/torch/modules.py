@@ -248,120 +248,120 @@ class Unpool(Pool):
 
 
 class MaxPool1d(MaxPool, torch.nn.MaxPool1d):
-    """`torch.nn.MaxPool1d`, computed by `ndpool.max_pool1d`."""
+    """`torch.nn.MaxPool1d` computed by ndpool. Parameters as in `ndpool.nn.MaxPool1d`."""
 
     _function = staticmethod(ndpool.max_pool1d)
 
 
 class MaxPool2d(MaxPool, torch.nn.MaxPool2d):
-    """`torch.nn.MaxPool2d`, computed by `ndpool.max_pool2d`."""
+    """`torch.nn.MaxPool2d` computed by ndpool. Parameters as in `ndpool.nn.MaxPool2d`."""
 
     _function = staticmethod(ndpool.max_pool2d)
 
 
 class MaxPool3d(MaxPool, torch.nn.MaxPool3d):
-    """`torch.nn.MaxPool3d`, computed by `ndpool.max_pool3d`."""
+    """`torch.nn.MaxPool3d` computed by ndpool. Parameters as in `ndpool.nn.MaxPool3d`."""
 
     _function = staticmethod(ndpool.max_pool3d)
 
 
 class AvgPool1d(AvgPool, torch.nn.AvgPool1d):
-    """`torch.nn.AvgPool1d`, computed by `ndpool.avg_pool1d`."""
+    """`torch.nn.AvgPool1d` computed by ndpool. Parameters as in `ndpool.nn.AvgPool1d`."""
 
     _function = staticmethod(ndpool.avg_pool1d)
 
 
 class AvgPool2d(AvgPool, torch.nn.AvgPool2d):
-    """`torch.nn.AvgPool2d`, computed by `ndpool.avg_pool2d`."""
+    """`torch.nn.AvgPool2d` computed by ndpool. Parameters as in `ndpool.nn.AvgPool2d`."""
 
     _function = staticmethod(ndpool.avg_pool2d)
 
 
 class AvgPool3d(AvgPool, torch.nn.AvgPool3d):
-    """`torch.nn.AvgPool3d`, computed by `ndpool.avg_pool3d`."""
+    """`torch.nn.AvgPool3d` computed by ndpool. Parameters as in `ndpool.nn.AvgPool3d`."""
 
     _function = staticmethod(ndpool.avg_pool3d)
 
 
 class LPPool1d(LPPool, torch.nn.LPPool1d):
-    """`torch.nn.LPPool1d`, computed by `ndpool.lp_pool1d`."""
+    """`torch.nn.LPPool1d` computed by ndpool. Parameters as in `ndpool.nn.LPPool1d`."""
 
     _function = staticmethod(ndpool.lp_pool1d)
 
 
 class LPPool2d(LPPool, torch.nn.LPPool2d):
-    """`torch.nn.LPPool2d`, computed by `ndpool.lp_pool2d`."""
+    """`torch.nn.LPPool2d` computed by ndpool. Parameters as in `ndpool.nn.LPPool2d`."""
 
     _function = staticmethod(ndpool.lp_pool2d)
 
 
 class LPPool3d(LPPool, torch.nn.LPPool3d):
-    """`torch.nn.LPPool3d`, computed by `ndpool.lp_pool3d`."""
+    """`torch.nn.LPPool3d` computed by ndpool. Parameters as in `ndpool.nn.LPPool3d`."""
 
     _function = staticmethod(ndpool.lp_pool3d)
 
 
 class AdaptiveMaxPool1d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
-    """`torch.nn.AdaptiveMaxPool1d`, computed by `ndpool.adaptive_max_pool1d`."""
+    """`torch.nn.AdaptiveMaxPool1d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveMaxPool1d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool1d)
 
 
 class AdaptiveMaxPool2d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
-    """`torch.nn.AdaptiveMaxPool2d`, computed by `ndpool.adaptive_max_pool2d`."""
+    """`torch.nn.AdaptiveMaxPool2d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveMaxPool2d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool2d)
 
 
 class AdaptiveMaxPool3d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
-    """`torch.nn.AdaptiveMaxPool3d`, computed by `ndpool.adaptive_max_pool3d`."""
+    """`torch.nn.AdaptiveMaxPool3d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveMaxPool3d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool3d)
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d):
-    """`torch.nn.AdaptiveAvgPool1d`, computed by `ndpool.adaptive_avg_pool1d`."""
+    """`torch.nn.AdaptiveAvgPool1d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveAvgPool1d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool1d)
 
 
 class AdaptiveAvgPool2d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d):
-    """`torch.nn.AdaptiveAvgPool2d`, computed by `ndpool.adaptive_avg_pool2d`."""
+    """`torch.nn.AdaptiveAvgPool2d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveAvgPool2d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool2d)
 
 
 class AdaptiveAvgPool3d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d):
-    """`torch.nn.AdaptiveAvgPool3d`, computed by `ndpool.adaptive_avg_pool3d`."""
+    """`torch.nn.AdaptiveAvgPool3d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveAvgPool3d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool3d)
 
 
 class MaxUnpool1d(Unpool, torch.nn.MaxUnpool1d):
-    """`torch.nn.MaxUnpool1d`, computed by `ndpool.max_unpool1d`."""
+    """`torch.nn.MaxUnpool1d` computed by ndpool. Parameters as in `ndpool.nn.MaxUnpool1d`."""
 
     _function = staticmethod(ndpool.max_unpool1d)
 
 
 class MaxUnpool2d(Unpool, torch.nn.MaxUnpool2d):
-    """`torch.nn.MaxUnpool2d`, computed by `ndpool.max_unpool2d`."""
+    """`torch.nn.MaxUnpool2d` computed by ndpool. Parameters as in `ndpool.nn.MaxUnpool2d`."""
 
     _function = staticmethod(ndpool.max_unpool2d)
 
 
 class MaxUnpool3d(Unpool, torch.nn.MaxUnpool3d):
-    """`torch.nn.MaxUnpool3d`, computed by `ndpool.max_unpool3d`."""
+    """`torch.nn.MaxUnpool3d` computed by ndpool. Parameters as in `ndpool.nn.MaxUnpool3d`."""
 
     _function = staticmethod(ndpool.max_unpool3d)
 
 
 class FractionalMaxPool2d(FractionalMaxPool, torch.nn.FractionalMaxPool2d):
-    """`torch.nn.FractionalMaxPool2d`, computed by `ndpool.fractional_max_pool2d`."""
+    """`torch.nn.FractionalMaxPool2d` computed by ndpool. Parameters as in `ndpool.nn.FractionalMaxPool2d`."""
 
     _function = staticmethod(ndpool.fractional_max_pool2d)
 
 
 class FractionalMaxPool3d(FractionalMaxPool, torch.nn.FractionalMaxPool3d):
-    """`torch.nn.FractionalMaxPool3d`, computed by `ndpool.fractional_max_pool3d`."""
+    """`torch.nn.FractionalMaxPool3d` computed by ndpool. Parameters as in `ndpool.nn.FractionalMaxPool3d`."""
 
     _function = staticmethod(ndpool.fractional_max_pool3d)
