@@ -25,17 +25,18 @@ from ndpool._triton.launch import (
     Launch,
     Prepared,
     axis_numbers,
+    containing,
     divide_by,
-    holders,
     lanes_for,
     launcher,
+    max_overlap,
     merged,
-    most_holders,
     needed,
-    nothing,
     padded,
     runs,
     strips,
+    tables,
+    transposed_tables,
     walk_kind,
     walk_numbers,
     walk_strides,
@@ -84,7 +85,7 @@ def backward(
     if rows := rows_of_channels(three, w):
         return channels_backward(w, rows, size, by, common)
     if picks and not w.channels and prod(plan.sizes) >= 16 * prod(plan.out):
-        if prod(map(most_holders, three)) <= 8:
+        if prod(map(max_overlap, three)) <= 8:
             return _few(three, w, size, common, device)
     if not picks and divide != 2 and strips(three) and all(a.stride == 1 for a in three):
         return _mirrored(plan, axes, memory, dtype, device, divides, by, aligned)
@@ -99,14 +100,14 @@ def backward(
         return found
     # Sums are the same for all rows of a run, which the kernel for any window knows too.
     rows = picks or (not w.channels and widest(size, last.size, *w.wide[1:5]) == 1)
-    if rows and unpadded(three) and max(most_holders(three[0]), most_holders(last)) <= 2:
+    if rows and unpadded(three) and max(max_overlap(three[0]), max_overlap(last)) <= 2:
         return _held(three, w, size, by, common, device)
     return _any_backward(three, w, size, by, common, device)
 
 
 def most_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:
     """How many windows of an axis a kernel looks at for one input: those that hold it, or some more."""
-    return max(most_holders(axis), min(2, axis.out) if uneven(axes) else 1)
+    return max(max_overlap(axis), min(2, axis.out) if uneven(axes) else 1)
 
 
 def one_window(axis: AxisPlan, vec: int) -> bool:
@@ -116,12 +117,8 @@ def one_window(axis: AxisPlan, vec: int) -> bool:
 
 
 @lru_cache(1024)
-def _mirror(plan: Plan) -> Plan:
-    """The windows of outputs that hold an input, where all have stride 1: they are windows of stride 1."""
-    axes = []
-    for a in plan.axes:
-        axes.append(AxisPlan(a.out, a.size, a.kernel, 1, 1, 1 - a.kernel - a.origin, (0, a.out)))
-    return Plan(axes)
+def _transposed(plan: Plan) -> Plan:
+    return plan.transposed()
 
 
 def _mirrored(
@@ -136,7 +133,7 @@ def _mirrored(
 ) -> Launch | None:
     shape, stride, out_shape, out_stride = memory
     wide = (out_shape, out_stride, shape, stride, dtype, dtype, device)
-    run = forward(_mirror(plan), axes, *wide, 2, 0, divides, by, aligned)
+    run = forward(_transposed(plan), axes, *wide, 2, 0, divides, by, aligned)
     if run is None:
         return None
     if isinstance(run, Prepared):
@@ -148,12 +145,18 @@ def _mirrored(
     return launch
 
 
+def _outputs_of_block(axis: AxisPlan) -> tuple[int, int]:
+    """The first output that contains inputs of the block from 0 to stride - 1, and how many more do."""
+    firsts, counts, _, _ = containing(axis, tabled=False)
+    first, last = firsts[counts > 0], (firsts + counts - 1)[counts > 0]
+    return int(first.min()), int(last.max() - first.min())
+
+
 def _blocks(
     axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch | None:
     d, h, last = axes
-    low = [-((a.kernel - 1 + a.origin) // a.stride) for a in axes]
-    more = [(a.stride - 1 - a.origin) // a.stride - m for a, m in zip(axes, low, strict=True)]
+    low, more = zip(*map(_outputs_of_block, axes), strict=True)
     vec = x_unit = y_unit = channel_vector(w, itemsize)
     columns = not w.channels and w.wide[5] == 1 and w.narrow[5] == 1
     outs, first, shift, vectors, chunk = 1, 0, 0, 1, 1
@@ -259,7 +262,7 @@ def _held(
         "LANES": lanes,
         "num_warps": min(4, lanes // 32),
     }
-    given = [t for a in axes for t in holders(a, device)] + [bounds]
+    given = [t for a in axes for t in (*tables(a, device), *transposed_tables(a, True, device))] + [bounds]
     return launcher(held_backward_kernel, blocks * groups, numbers, constants, given, itemsize < 16)
 
 
@@ -299,14 +302,15 @@ def _any_backward(
     if not columns and vec > 1:
         wide[0] = narrow[0] = 1
     most, tabled = most_of(last, axes), uneven(axes)
-    held = [nothing(device) * 4 if a.regular and not tabled else holders(a, device) for a in axes]
     common = common | {"DILATED": any(a.step > 1 for a in axes)}
+    given: list[Any] = []
+    for a in axes:
+        own = tables(a, device) if tabled or not a.regular else (None, None)
+        given += [*own, *transposed_tables(a, tabled, device)]
     numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, n_runs, axes[0].size), *wide, *narrow]
-    numbers += [n for a in axes for n in axis_numbers(a)] + [most, n_runs, by, 1 / by]
+    numbers += [n for a in axes for n in (*axis_numbers(a), *containing(a, tabled)[2:])]
+    numbers += [most, n_runs, by, 1 / by]
     constants = common | {
-        "TABLE_D": tabled or not axes[0].regular,
-        "TABLE_H": tabled or not axes[1].regular,
-        "TABLE_W": tabled or not axes[2].regular,
         "MOST": min(most, 2),
         "COLUMNS": columns,
         "SHARED": columns and one_window(last, vec),
@@ -316,8 +320,7 @@ def _any_backward(
         "LANES": lanes,
         "num_warps": lanes // 32,
     }
-    given = [t for found in held for t in found] + [bounds]
-    return launcher(any_backward_kernel, grid, numbers, constants, given, itemsize < 16)
+    return launcher(any_backward_kernel, grid, numbers, constants, [*given, bounds], itemsize < 16)
 
 
 def _few(
@@ -341,21 +344,22 @@ def _few(
         lanes_each, zeros_each, zeros = planes * outs, planes * plane, n_planes * plane
     numbers: list[Any] = [lanes_each, zeros_each, zeros]
     numbers += [*walk_numbers(n_lanes, w.sizes[0], outs, w), *w.wide, *w.narrow]
-    numbers += [n for a in axes for n in axis_numbers(a)]
-    given: list[Tensor] = []
     tabled = uneven(axes)
+    given: list[Tensor | None] = []
     for a in axes:
-        starts, _, firsts, ends = nothing(device) * 4 if a.regular and not tabled else holders(a, device)
-        given += [starts, firsts, ends]
+        numbers += [*axis_numbers(a), *containing(a, tabled)[2:]]
+        starts = tables(a, device)[0] if tabled or not a.regular else None
+        given += [starts, *transposed_tables(a, tabled, device)]
     constants = {key: common[key] for key in ("COMPUTE", "WIDE", "CHANNELS", "LEADS")} | {
         "VEC": vec,
         "EDGES": vec > 0 and zeros_each % vec > 0,
         "ONCE": lanes_each <= lanes,
+        "DILATED": any(a.step > 1 for a in axes),
         "LANES": lanes,
         "num_warps": lanes // 32,
     }
     for name, a in zip("DHW", axes, strict=True):
-        constants |= {f"TABLE_{name}": tabled or not a.regular, f"MOST_{name}": most_of(a, axes)}
+        constants[f"MOST_{name}"] = most_of(a, axes)
     grid = -(-n_lanes // lanes_each)
     write = launcher(few_backward_kernel, grid, numbers, constants, given, itemsize < 16)
     if vec:

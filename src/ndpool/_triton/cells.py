@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ndpool._triton.kernels.cells_backward import cells_backward_kernel
-from ndpool._triton.launch import Launch, launcher, packed, windows_of
+from ndpool._triton.launch import Launch, containing, launcher, packed, run_starts
 from ndpool._triton.memory import Walk, next_power, widest
 from ndpool.geometry import AxisPlan
 
@@ -24,11 +24,10 @@ _MOST = 256  # cells that a byte can number
 
 def _runs(axis: AxisPlan) -> tuple[Any, Any, Any, Any]:
     """The number of each input's run, and of every run the first window, the one behind the last."""
-    starts, counts = windows_of(axis)
-    i = np.arange(axis.size)
-    firsts, ends = np.searchsorted(starts + counts, i, "right"), np.searchsorted(starts, i, "right")
-    new = np.r_[True, (np.diff(firsts) != 0) | (np.diff(ends) != 0)]
-    return np.cumsum(new) - 1, firsts[new], ends[new], counts
+    begins = run_starts(axis)
+    firsts, counts, _, _ = containing(axis, tabled=True)
+    numbers = np.repeat(np.arange(len(begins)), np.diff(np.r_[begins, axis.size]))
+    return numbers, firsts[begins], (firsts + counts)[begins], axis.windows()[1]
 
 
 @lru_cache(128)

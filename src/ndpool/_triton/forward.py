@@ -34,7 +34,6 @@ from ndpool._triton.launch import (
     magic,
     merged,
     needed,
-    nothing,
     packed,
     padded,
     strips,
@@ -42,7 +41,6 @@ from ndpool._triton.launch import (
     walk_kind,
     walk_numbers,
     whole_planes,
-    windows_of,
     worst,
 )
 from ndpool._triton.memory import LIMIT, Walk, channel_vector, next_power, walk, widest
@@ -161,7 +159,7 @@ def _spans(
     unit = min(4 if common["OP"] == SUM and itemsize > 2 else 2, widest(itemsize, plane * planes))
     if not packed(axes, w) or unit == 1 or not 4 <= last.kernel <= 32:
         return None
-    n_lanes, least = planes * last.out, int(windows_of(last)[1].min())
+    n_lanes, least = planes * last.out, int(last.windows()[1].min())
     lanes = lanes_for(n_lanes, THREADS)
     numbers: list[Any] = [n_lanes, *map(magic, (last.out, h.out, d.out)), plane, w.narrow[1], *w.narrow[3:]]
     numbers += [h.size, last.size, d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
@@ -329,9 +327,6 @@ def _any(
     numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by, prod(a.kernel for a in axes)]
     tabled = [not a.regular or (a.size > 1 and uneven(axes)) for a in axes]
     constants = common | {
-        "TABLE_D": tabled[0],
-        "TABLE_H": tabled[1],
-        "TABLE_W": tabled[2],
         "UNIT": vec,
         "VEC": vec,
         "LANES": lanes,
@@ -341,5 +336,7 @@ def _any(
     }
     # Tables of single planes serve one call alone.
     make = tables.__wrapped__ if per_plane else tables
-    held = [make(a, device) if t else nothing(device) * 2 for a, t in zip(axes, tabled, strict=True)]
-    return launcher(any_forward_kernel, grid, numbers, constants, [t for h in held for t in h], itemsize < 16)
+    given = [
+        t for a, own in zip(axes, tabled, strict=True) for t in (make(a, device) if own else (None, None))
+    ]
+    return launcher(any_forward_kernel, grid, numbers, constants, given, itemsize < 16)

@@ -6,6 +6,7 @@ Sizes travel as plain arguments: another size compiles nothing new.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, prod
@@ -61,65 +62,60 @@ def worst(dtype: torch.dtype, op: int) -> float | int:
     return ends.max if op else ends.min
 
 
-def windows_of(axis: AxisPlan) -> tuple[Any, Any]:
-    """Where windows begin and how many taps they have; a regular axis must be without padding."""
-    if axis.starts is not None and axis.counts is not None:
-        return axis.starts, axis.counts
-    return axis.origin + axis.stride * np.arange(axis.out), np.full(axis.out, axis.kernel)
-
-
 @lru_cache(128)
 def tables(axis: AxisPlan, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where the windows of an axis begin and how many taps they have, in the device's memory."""
     kind = torch.int64 if axis.size > LIMIT else torch.int32
-    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in windows_of(axis))
+    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in axis.windows())
     return a, b
 
 
-@lru_cache
-def nothing(device: torch.device) -> tuple[Tensor]:
-    """In the place of a table that a regular axis does not need."""
-    return (torch.zeros(1, dtype=torch.int32, device=device),)
+@lru_cache(128)
+def containing(axis: AxisPlan, tabled: bool) -> tuple[Any, Any, int | None, int | None]:
+    """The outputs that contain each input: tables of the first and of their number, period, and spacing.
+
+    The tables of a regular axis repeat with its stride (`AxisPlan.phases`). With `tabled`, and for irregular
+    axes, they have an entry for every input; the period is then None. A spacing of 1 is None too.
+    """
+    if axis.starts is not None and axis.starts.ndim != 1:
+        raise ValueError("ndpool: a backward pass needs windows that all planes share")
+    if tabled or not axis.regular:
+        return *axis.transposed().windows(), None, None
+    front, kernel = axis.tap_range()
+    inside = replace(axis, kernel=kernel, origin=axis.origin + front * axis.step)
+    firsts, counts, spacing = inside.phases()
+    return firsts, counts, axis.stride, spacing if axis.step > 1 else None
 
 
 @lru_cache(128)
-def holders(axis: AxisPlan, device: torch.device) -> tuple[Tensor, ...]:
-    """Beside `tables`, the outputs that hold each input: the first, and the one behind the last."""
-    starts, counts = windows_of(axis)
-    if starts.ndim != 1:
-        raise ValueError("ndpool: a backward pass needs windows that all planes share")
-    i = np.arange(axis.size)
-    found = np.searchsorted(starts + counts, i, "right"), np.searchsorted(starts, i, "right")
+def transposed_tables(axis: AxisPlan, tabled: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The tables of `containing` in the device's memory."""
     kind = torch.int64 if axis.size > LIMIT else torch.int32
-    return tables(axis, device) + tuple(torch.from_numpy(t).to(kind).to(device) for t in found)
+    firsts, counts, _, _ = containing(axis, tabled)
+    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in (firsts, counts))
+    return a, b
+
+
+@lru_cache(128)
+def run_starts(axis: AxisPlan) -> Any:
+    """The first inputs of runs that are contained in the same outputs."""
+    firsts, counts, _, _ = containing(axis, tabled=True)
+    change = (np.diff(counts) != 0) | ((np.diff(firsts) != 0) & (counts[1:] > 0))
+    return np.flatnonzero(np.r_[True, change])
 
 
 @lru_cache(128)
 def runs(axis: AxisPlan, device: torch.device) -> Tensor:
-    """Where runs of inputs begin that are in the same windows, and where the last ends."""
-    if axis.starts is None or axis.counts is None:
-        front, kernel = axis.tap_range()
-        first = np.arange(axis.out) * axis.stride + axis.origin + front * axis.step
-        # Dilated windows hold no two neighbours.
-        edges = [first, first + kernel] if axis.step == 1 else [np.arange(axis.size)]
-    else:
-        edges = [axis.starts, axis.starts + axis.counts]
+    """Where runs of inputs that are in the same windows begin, and where the last ends."""
     # At most 64 rows stay together, or too few programs would write many.
-    edges += [np.arange(0, axis.size + 1, 64), np.array([axis.size])]
-    found = np.unique(np.concatenate(edges))
-    return torch.from_numpy(found[(found >= 0) & (found <= axis.size)]).to(torch.int32).to(device)
+    found = np.unique(np.concatenate([run_starts(axis), np.arange(0, axis.size, 64), [axis.size]]))
+    return torch.from_numpy(found).to(torch.int32).to(device)
 
 
-def most_holders(axis: AxisPlan) -> int:
-    """How many windows hold one input, at most."""
-    if axis.starts is not None and axis.counts is not None:
-        i = np.arange(axis.size)
-        held = np.searchsorted(axis.starts, i, "right") - np.searchsorted(
-            axis.starts + axis.counts, i, "right"
-        )
-        return int(held.max(initial=1))
-    _, kernel = axis.tap_range()
-    return -(-((kernel - 1) * axis.step + 1) // axis.stride)
+@lru_cache(1024)
+def max_overlap(axis: AxisPlan) -> int:
+    """How many windows contain one input, at most."""
+    return int(containing(axis, tabled=False)[1].max(initial=1))
 
 
 def magic(by: int) -> int:

@@ -12,7 +12,7 @@ from math import isqrt, prod
 import numpy as np
 
 from ndpool._triton.forward import taken_whole
-from ndpool._triton.launch import padded, windows_of
+from ndpool._triton.launch import padded
 from ndpool.geometry import AxisPlan, Plan
 
 PROGRAMS = 2048  # that keep a large device busy
@@ -55,7 +55,7 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
         return None
     if len(plan.axes) == 1:
         n = next(number for number in (16, 64, 256) if n <= number)  # few kernels put them together
-    starts, counts = windows_of(first)
+    starts, counts = first.windows()
     edges = starts[:, None] + counts[:, None] * np.arange(n + 1) // n
     sizes = np.diff(edges, axis=1)
     if sizes.min() < 1:

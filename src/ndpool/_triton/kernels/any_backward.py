@@ -3,19 +3,19 @@
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, lanes_of, split, wait_for_memory
+from ndpool._triton.kernels.lanes import AXES, SIZES, TRANSPOSED, base_of, lanes_of, split, wait_for_memory
 from ndpool._triton.kernels.reducers import even_quotient, quotient, share_of, widen
 
 
 @triton.jit
 def _candidate(
+    m,
     i,
-    o,
-    end,
+    first,
+    count,
     starts,
-    counts,
+    shares,
     out,
-    kernel,
     stride,
     step,
     origin,
@@ -23,21 +23,24 @@ def _candidate(
     front,
     lo,
     hi,
-    TABLE: tl.constexpr,
+    spacing,
     DILATED: tl.constexpr,
     PICKS: tl.constexpr,
     DIVIDE: tl.constexpr,
 ):
-    """An output of the last axis that may hold the inputs, or -1; the tap and the share it has for them."""
+    """Of the outputs along the last axis that contain the inputs, the m-th; its tap for them and its share.
+
+    Where fewer contain them it is -1.
+    """
+    o = apart(first, m, spacing)
     known = tl.minimum(o, out - 1)
-    place = tl.where(o < end, o, -1)
+    place = tl.where(m < count, o, -1)
     tap = place
-    if PICKS or DILATED:
-        tap = tap_of(i, known, starts, kernel, stride, step, origin, TABLE, DILATED).to(tl.int32)
-        place = tl.where(tap < 0, -1, place)
+    if PICKS:
+        tap = tap_of(i, known, starts, stride, step, origin, DILATED).to(tl.int32)
     share = place
     if DIVIDE == 2:
-        share = _share(known, counts, whole, front, stride, step, origin, lo, hi, TABLE, DILATED)
+        share = _share(known, shares, whole, front, stride, step, origin, lo, hi, DILATED)
     return place, tap, share
 
 
@@ -56,15 +59,12 @@ def _part(
     y_w,
     Y_UNIT: tl.constexpr,
     VEC: tl.constexpr,
-    DILATED: tl.constexpr,
     PICKS: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """What one output gives to the inputs."""
     ok = live[:, None] & (place >= 0)
-    if DILATED:
-        ok = ok & (code + place * 0 >= 0)
     at = row + place * y_w * Y_UNIT
     g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
     if PICKS:
@@ -84,57 +84,74 @@ def _part(
 
 
 @triton.jit
-def holding(i, firsts, ends, out, kernel, stride, step, origin, TABLE: tl.constexpr):
-    """Which outputs may hold the inputs: the first, and the one behind the last."""
-    if TABLE:
-        return tl.load(firsts + i), tl.load(ends + i)
+def apart(first, m, spacing):
+    """The m-th output from the first one on."""
+    if spacing is None:
+        return first + m
     else:
-        behind = i - origin
-        first = tl.maximum(0, behind - (kernel - 1) * step + stride - 1) // stride
-        end = tl.minimum(out, tl.maximum(0, behind + stride) // stride)
-        return first, end
+        return first + m * spacing
 
 
 @triton.jit
-def tap_of(i, o, starts, kernel, stride, step, origin, TABLE: tl.constexpr, DILATED: tl.constexpr):
-    """The tap with which outputs hold inputs; -1 where dilation steps over them."""
-    if TABLE:
+def outputs_containing(i, firsts, counts, period, spacing, out):
+    """The first output that contains each input, and how many do.
+
+    With a period the tables tell the outputs of the first inputs, as if there were some on both sides.
+    """
+    if period is None:
+        return tl.load(firsts + i), tl.load(counts + i)
+    else:
+        n = i // period
+        phase = i - n * period
+        first = tl.load(firsts + phase) + n
+        count = tl.load(counts + phase)
+        if spacing is None:
+            before = tl.maximum(0, -first)
+            return first + before, tl.minimum(count, out - first) - before
+        else:
+            before = tl.maximum(0, spacing - 1 - first) // spacing
+            count = tl.minimum(count, tl.maximum(0, out - first + spacing - 1) // spacing)
+            return first + before * spacing, count - before
+
+
+@triton.jit
+def tap_of(i, o, starts, stride, step, origin, DILATED: tl.constexpr):
+    """The tap of outputs at inputs that they contain."""
+    if starts is not None:
         return i - tl.load(starts + o)
     elif not DILATED:
         return i - origin - o * stride
     else:
-        behind = tl.maximum(0, i - origin - o * stride)
-        tap = behind // step
-        return tl.where((behind - tap * step == 0) & (tap < kernel), tap, -1)
+        return tl.maximum(0, i - origin - o * stride) // step
 
 
 @triton.jit
-def _share(o, counts, whole, front, stride, step, origin, lo, hi, TABLE: tl.constexpr, DILATED: tl.constexpr):
-    if TABLE:
-        return tl.load(counts + o)
+def _share(o, shares, whole, front, stride, step, origin, lo, hi, DILATED: tl.constexpr):
+    if shares is not None:
+        return tl.load(shares + o)
     elif not DILATED:
         return share_of(o * stride + origin - front, whole, 1, lo, hi)
     else:
         return share_of(o * stride + origin - front * step, whole, step, lo, hi)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *AXES, "most_w", "strips"])
+@triton.jit(do_not_specialize=[*SIZES, *AXES, *TRANSPOSED, "most_w", "strips"])
 def any_backward_kernel(
     grad,
     offsets,
     result,
     starts_d,
-    counts_d,
+    shares_d,
     firsts_d,
-    ends_d,
+    outs_d,
     starts_h,
-    counts_h,
+    shares_h,
     firsts_h,
-    ends_h,
+    outs_h,
     starts_w,
-    counts_w,
+    shares_w,
     firsts_w,
-    ends_w,
+    outs_w,
     runs_h,
     n_lanes,
     n_c,
@@ -167,6 +184,8 @@ def any_backward_kernel(
     front_d,
     lo_d,
     hi_d,
+    period_d,
+    spacing_d,
     size_h,
     out_h,
     kernel_h,
@@ -177,6 +196,8 @@ def any_backward_kernel(
     front_h,
     lo_h,
     hi_h,
+    period_h,
+    spacing_h,
     size_w,
     out_w,
     kernel_w,
@@ -187,13 +208,12 @@ def any_backward_kernel(
     front_w,
     lo_w,
     hi_w,
+    period_w,
+    spacing_w,
     most_w,
     strips,
     divisor,
     inverse,
-    TABLE_D: tl.constexpr,
-    TABLE_H: tl.constexpr,
-    TABLE_W: tl.constexpr,
     MOST: tl.constexpr,
     COLUMNS: tl.constexpr,
     SHARED: tl.constexpr,
@@ -232,21 +252,21 @@ def any_backward_kernel(
             within = along
         else:
             i = tl.minimum(i * VEC + along, size_w - 1)
-    first_d, end_d = holding(d, firsts_d, ends_d, out_d, kernel_d, stride_d, step_d, origin_d, TABLE_D)
-    first_w, end_w = holding(i, firsts_w, ends_w, out_w, kernel_w, stride_w, step_w, origin_w, TABLE_W)
+    first_d, count_d = outputs_containing(d, firsts_d, outs_d, period_d, spacing_d, out_d)
+    first_w, count_w = outputs_containing(i, firsts_w, outs_w, period_w, spacing_w, out_w)
     # What the last axis contributes is the same for every row.
     places = ()
     taps_w = ()
-    shares_w = ()
+    divisors_w = ()
     for m in tl.static_range(MOST):
         place, tap_w, share_w = _candidate(
+            m,
             i,
-            first_w + m,
-            end_w,
+            first_w,
+            count_w,
             starts_w,
-            counts_w,
+            shares_w,
             out_w,
-            kernel_w,
             stride_w,
             step_w,
             origin_w,
@@ -254,55 +274,33 @@ def any_backward_kernel(
             front_w,
             lo_w,
             hi_w,
-            TABLE_W,
+            spacing_w,
             DILATED,
             PICKS,
             DIVIDE,
         )
-        places, taps_w, shares_w = places + (place,), taps_w + (tap_w,), shares_w + (share_w,)
+        places, taps_w, divisors_w = places + (place,), taps_w + (tap_w,), divisors_w + (share_w,)
     total = tl.zeros([LANES, VEC], COMPUTE)
     begin = tl.load(runs_h + strip)
     for h in range(begin, tl.load(runs_h + strip + 1)):
         if PICKS or h == begin:
-            first_h, end_h = holding(
-                h, firsts_h, ends_h, out_h, kernel_h, stride_h, step_h, origin_h, TABLE_H
-            )
+            first_h, count_h = outputs_containing(h, firsts_h, outs_h, period_h, spacing_h, out_h)
             total = tl.zeros([LANES, VEC], COMPUTE)
-            for od in range(first_d, end_d):
-                td = tap_of(d, od, starts_d, kernel_d, stride_d, step_d, origin_d, TABLE_D, DILATED)
-                for oh in range(first_h, end_h):
-                    th = tap_of(h, oh, starts_h, kernel_h, stride_h, step_h, origin_h, TABLE_H, DILATED)
+            for md in range(count_d):
+                od = apart(first_d, md, spacing_d)
+                td = tap_of(d, od, starts_d, stride_d, step_d, origin_d, DILATED)
+                for mh in range(count_h):
+                    oh = apart(first_h, mh, spacing_h)
+                    th = tap_of(h, oh, starts_h, stride_h, step_h, origin_h, DILATED)
                     row = (y_base + (od * y_d + oh * y_h) * Y_UNIT)[:, None] + inner
                     code = (td * kernel_h + th) * kernel_w
-                    if DILATED:
-                        code = tl.where((td < 0) | (th < 0), -1 - kernel_w * 2, code)
                     by = divisor
                     if DIVIDE == 2:
                         by = _share(
-                            od,
-                            counts_d,
-                            whole_d,
-                            front_d,
-                            stride_d,
-                            step_d,
-                            origin_d,
-                            lo_d,
-                            hi_d,
-                            TABLE_D,
-                            DILATED,
+                            *(od, shares_d, whole_d, front_d, stride_d, step_d, origin_d, lo_d, hi_d), DILATED
                         )
                         by *= _share(
-                            oh,
-                            counts_h,
-                            whole_h,
-                            front_h,
-                            stride_h,
-                            step_h,
-                            origin_h,
-                            lo_h,
-                            hi_h,
-                            TABLE_H,
-                            DILATED,
+                            *(oh, shares_h, whole_h, front_h, stride_h, step_h, origin_h, lo_h, hi_h), DILATED
                         )
                     for m in tl.static_range(MOST):
                         total += _part(
@@ -311,7 +309,7 @@ def any_backward_kernel(
                             row,
                             places[m],
                             taps_w[m] + within,
-                            shares_w[m],
+                            divisors_w[m],
                             code,
                             by,
                             inverse,
@@ -319,20 +317,19 @@ def any_backward_kernel(
                             y_w,
                             Y_UNIT,
                             VEC,
-                            DILATED,
                             PICKS,
                             DIVIDE,
                             COMPUTE,
                         )
                     for more in range(MOST, most_w):
                         place, tap_w, share_w = _candidate(
+                            more,
                             i,
-                            first_w + more,
-                            end_w,
+                            first_w,
+                            count_w,
                             starts_w,
-                            counts_w,
+                            shares_w,
                             out_w,
-                            kernel_w,
                             stride_w,
                             step_w,
                             origin_w,
@@ -340,7 +337,7 @@ def any_backward_kernel(
                             front_w,
                             lo_w,
                             hi_w,
-                            TABLE_W,
+                            spacing_w,
                             DILATED,
                             PICKS,
                             DIVIDE,
@@ -359,7 +356,6 @@ def any_backward_kernel(
                             y_w,
                             Y_UNIT,
                             VEC,
-                            DILATED,
                             PICKS,
                             DIVIDE,
                             COMPUTE,

@@ -8,9 +8,9 @@ from ndpool._triton.kernels.reducers import element, even_quotient, merge, quoti
 
 
 @triton.jit
-def window_of(o, plane, starts, counts, out, size, kernel, stride, step, origin, TABLE: tl.constexpr):
+def window_of(o, plane, starts, counts, out, size, kernel, stride, step, origin):
     """Where the windows begin, where their input ends, and how many taps they have."""
-    if TABLE:
+    if starts is not None:
         at = plane * out + o
         first = tl.load(starts + at)
         taps = tl.load(counts + at)
@@ -92,9 +92,6 @@ def any_forward_kernel(
     divisor,
     inverse,
     taps,
-    TABLE_D: tl.constexpr,
-    TABLE_H: tl.constexpr,
-    TABLE_W: tl.constexpr,
     UNIT: tl.constexpr,
     VEC: tl.constexpr,
     LANES: tl.constexpr,
@@ -123,13 +120,13 @@ def any_forward_kernel(
     plane = tl.where(live, plane, 0)
     ow = tl.where(live, ow, 0)
     first_d, end_d, taps_d = window_of(
-        ow * 0 + od, plane, starts_d, counts_d, out_d, size_d, kernel_d, stride_d, step_d, origin_d, TABLE_D
+        ow * 0 + od, plane, starts_d, counts_d, out_d, size_d, kernel_d, stride_d, step_d, origin_d
     )
     first_h, end_h, taps_h = window_of(
-        ow * 0 + oh, plane, starts_h, counts_h, out_h, size_h, kernel_h, stride_h, step_h, origin_h, TABLE_H
+        ow * 0 + oh, plane, starts_h, counts_h, out_h, size_h, kernel_h, stride_h, step_h, origin_h
     )
     first_w, end_w, taps_w = window_of(
-        ow, plane, starts_w, counts_w, out_w, size_w, kernel_w, stride_w, step_w, origin_w, TABLE_W
+        ow, plane, starts_w, counts_w, out_w, size_w, kernel_w, stride_w, step_w, origin_w
     )
     along = tl.arange(0, VEC)[None, :]
     best = tl.full([LANES, VEC], LOW, COMPUTE)
@@ -156,13 +153,13 @@ def any_forward_kernel(
         best = even_quotient(best, divisor, inverse)
     if DIVIDE == 2:
         by = taps_d.to(tl.int64)
-        if not TABLE_D:
+        if starts_d is None:
             by = share_of(first_d - front_d * step_d, whole_d, step_d, lo_d, hi_d).to(tl.int64)
-        if TABLE_H:
+        if starts_h is not None:
             by *= taps_h
         else:
             by *= share_of(first_h - front_h * step_h, whole_h, step_h, lo_h, hi_h)
-        if TABLE_W:
+        if starts_w is not None:
             by *= taps_w
         else:
             by *= share_of(first_w - front_w * step_w, whole_w, step_w, lo_w, hi_w)

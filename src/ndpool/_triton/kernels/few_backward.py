@@ -6,14 +6,14 @@ Where planes are contiguous and not too large, a program writes the zeros of its
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.any_backward import holding, tap_of
-from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, parts_of, wait_for_memory
+from ndpool._triton.kernels.any_backward import apart, outputs_containing, tap_of
+from ndpool._triton.kernels.lanes import AXES, SIZES, TRANSPOSED, base_of, parts_of, wait_for_memory
 from ndpool._triton.kernels.reducers import widen
 
 
 @triton.jit
-def _position(tap, o, starts, stride, step, origin, TABLE: tl.constexpr):
-    if TABLE:
+def _position(tap, o, starts, stride, step, origin):
+    if starts is not None:
         return tl.load(starts + o) + tap
     else:
         return o * stride + origin + tap * step
@@ -27,13 +27,13 @@ def _pick(
     offsets,
     starts_d,
     firsts_d,
-    ends_d,
+    outs_d,
     starts_h,
     firsts_h,
-    ends_h,
+    outs_h,
     starts_w,
     firsts_w,
-    ends_w,
+    outs_w,
     lanes_each,
     n_lanes,
     n_c,
@@ -64,6 +64,8 @@ def _pick(
     front_d,
     lo_d,
     hi_d,
+    period_d,
+    spacing_d,
     size_h,
     out_h,
     kernel_h,
@@ -74,6 +76,8 @@ def _pick(
     front_h,
     lo_h,
     hi_h,
+    period_h,
+    spacing_h,
     size_w,
     out_w,
     kernel_w,
@@ -84,12 +88,12 @@ def _pick(
     front_w,
     lo_w,
     hi_w,
-    TABLE_D: tl.constexpr,
-    TABLE_H: tl.constexpr,
-    TABLE_W: tl.constexpr,
+    period_w,
+    spacing_w,
     MOST_D: tl.constexpr,
     MOST_H: tl.constexpr,
     MOST_W: tl.constexpr,
+    DILATED: tl.constexpr,
     LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
@@ -109,35 +113,35 @@ def _pick(
     oh = w // out_w % out_h
     od = w // out_w // out_h
     code = tl.load(offsets + y_base + od * y_d + oh * y_h + ow * y_w, mask=live, other=0).to(tl.int32)
-    i = _position(code % kernel_w, ow, starts_w, stride_w, step_w, origin_w, TABLE_W)
-    h = _position(code // kernel_w % kernel_h, oh, starts_h, stride_h, step_h, origin_h, TABLE_H)
-    d = _position(code // kernel_w // kernel_h, od, starts_d, stride_d, step_d, origin_d, TABLE_D)
+    i = _position(code % kernel_w, ow, starts_w, stride_w, step_w, origin_w)
+    h = _position(code // kernel_w % kernel_h, oh, starts_h, stride_h, step_h, origin_h)
+    d = _position(code // kernel_w // kernel_h, od, starts_d, stride_d, step_d, origin_d)
     # A window that holds nothing names a place outside.
     live = live & (i >= 0) & (i < size_w) & (h >= 0) & (h < size_h) & (d >= 0) & (d < size_d)
     i = tl.where(live, i, 0)
     h = tl.where(live, h, 0)
     d = tl.where(live, d, 0)
-    first_d, end_d = holding(d, firsts_d, ends_d, out_d, kernel_d, stride_d, step_d, origin_d, TABLE_D)
-    first_h, end_h = holding(h, firsts_h, ends_h, out_h, kernel_h, stride_h, step_h, origin_h, TABLE_H)
-    first_w, end_w = holding(i, firsts_w, ends_w, out_w, kernel_w, stride_w, step_w, origin_w, TABLE_W)
+    first_d, count_d = outputs_containing(d, firsts_d, outs_d, period_d, spacing_d, out_d)
+    first_h, count_h = outputs_containing(h, firsts_h, outs_h, period_h, spacing_h, out_h)
+    first_w, count_w = outputs_containing(i, firsts_w, outs_w, period_w, spacing_w, out_w)
     total = tl.zeros([LANES], COMPUTE)
     for md in tl.static_range(MOST_D):
         for mh in tl.static_range(MOST_H):
             for mw in tl.static_range(MOST_W):
-                other_d = first_d + md
-                other_h = first_h + mh
-                other_w = first_w + mw
-                ok = live & (other_d < end_d) & (other_h < end_h) & (other_w < end_w)
+                other_d = apart(first_d, md, spacing_d)
+                other_h = apart(first_h, mh, spacing_h)
+                other_w = apart(first_w, mw, spacing_w)
+                ok = live & (md < count_d) & (mh < count_h) & (mw < count_w)
                 other_d = tl.where(ok, other_d, 0)
                 other_h = tl.where(ok, other_h, 0)
                 other_w = tl.where(ok, other_w, 0)
-                td = tap_of(d, other_d, starts_d, kernel_d, stride_d, step_d, origin_d, TABLE_D, True)
-                th = tap_of(h, other_h, starts_h, kernel_h, stride_h, step_h, origin_h, TABLE_H, True)
-                tw = tap_of(i, other_w, starts_w, kernel_w, stride_w, step_w, origin_w, TABLE_W, True)
+                td = tap_of(d, other_d, starts_d, stride_d, step_d, origin_d, DILATED)
+                th = tap_of(h, other_h, starts_h, stride_h, step_h, origin_h, DILATED)
+                tw = tap_of(i, other_w, starts_w, stride_w, step_w, origin_w, DILATED)
                 at = y_base + other_d * y_d + other_h * y_h + other_w * y_w
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
                 g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
-                hit = ok & (td >= 0) & (th >= 0) & (tw >= 0) & (tap == (td * kernel_h + th) * kernel_w + tw)
+                hit = ok & (tap == (td * kernel_h + th) * kernel_w + tw)
                 total += tl.where(hit, g, 0)
     return x_base + d * x_d + h * x_h + i * x_w, total, live
 
@@ -161,20 +165,20 @@ def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl
         tl.store(result + at, tl.zeros([2 * VEC], result.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *AXES, "lanes_each", "zeros_each", "zeros"])
+@triton.jit(do_not_specialize=[*SIZES, *AXES, *TRANSPOSED, "lanes_each", "zeros_each", "zeros"])
 def few_backward_kernel(
     grad,
     offsets,
     result,
     starts_d,
     firsts_d,
-    ends_d,
+    outs_d,
     starts_h,
     firsts_h,
-    ends_h,
+    outs_h,
     starts_w,
     firsts_w,
-    ends_w,
+    outs_w,
     lanes_each,
     zeros_each,
     zeros,
@@ -207,6 +211,8 @@ def few_backward_kernel(
     front_d,
     lo_d,
     hi_d,
+    period_d,
+    spacing_d,
     size_h,
     out_h,
     kernel_h,
@@ -217,6 +223,8 @@ def few_backward_kernel(
     front_h,
     lo_h,
     hi_h,
+    period_h,
+    spacing_h,
     size_w,
     out_w,
     kernel_w,
@@ -227,12 +235,12 @@ def few_backward_kernel(
     front_w,
     lo_w,
     hi_w,
-    TABLE_D: tl.constexpr,
-    TABLE_H: tl.constexpr,
-    TABLE_W: tl.constexpr,
+    period_w,
+    spacing_w,
     MOST_D: tl.constexpr,
     MOST_H: tl.constexpr,
     MOST_W: tl.constexpr,
+    DILATED: tl.constexpr,
     VEC: tl.constexpr,
     EDGES: tl.constexpr,
     ONCE: tl.constexpr,
@@ -256,13 +264,13 @@ def few_backward_kernel(
         offsets,
         starts_d,
         firsts_d,
-        ends_d,
+        outs_d,
         starts_h,
         firsts_h,
-        ends_h,
+        outs_h,
         starts_w,
         firsts_w,
-        ends_w,
+        outs_w,
         lanes_each,
         n_lanes,
         n_c,
@@ -293,6 +301,8 @@ def few_backward_kernel(
         front_d,
         lo_d,
         hi_d,
+        period_d,
+        spacing_d,
         size_h,
         out_h,
         kernel_h,
@@ -303,6 +313,8 @@ def few_backward_kernel(
         front_h,
         lo_h,
         hi_h,
+        period_h,
+        spacing_h,
         size_w,
         out_w,
         kernel_w,
@@ -313,18 +325,18 @@ def few_backward_kernel(
         front_w,
         lo_w,
         hi_w,
+        period_w,
+        spacing_w,
     )
     if ONCE:
         # All that is read comes before the zeros, which would hold it up.
         to, total, live = _pick(
             0,
             *given,
-            TABLE_D,
-            TABLE_H,
-            TABLE_W,
             MOST_D,
             MOST_H,
             MOST_W,
+            DILATED,
             LANES,
             CHANNELS,
             LEADS,
@@ -342,12 +354,10 @@ def few_backward_kernel(
             to, total, live = _pick(
                 start,
                 *given,
-                TABLE_D,
-                TABLE_H,
-                TABLE_W,
                 MOST_D,
                 MOST_H,
                 MOST_W,
+                DILATED,
                 LANES,
                 CHANNELS,
                 LEADS,

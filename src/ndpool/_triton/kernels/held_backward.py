@@ -80,15 +80,15 @@ def held_backward_kernel(
     starts_d,
     counts_d,
     firsts_d,
-    ends_d,
+    outs_d,
     starts_h,
     counts_h,
     firsts_h,
-    ends_h,
+    outs_h,
     starts_w,
     counts_w,
     firsts_w,
-    ends_w,
+    outs_w,
     runs_h,
     n_lanes,
     n_c,
@@ -156,9 +156,9 @@ def held_backward_kernel(
         else:
             i = i + along
     first_d = tl.load(firsts_d + d)
-    end_d = tl.load(ends_d + d)
+    end_d = first_d + tl.load(outs_d + d)
     first_w = tl.load(firsts_w + i)
-    end_w = tl.load(ends_w + i)
+    end_w = first_w + tl.load(outs_w + i)
     row = (base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT)[:, None] + inner
     line = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT + d * x_d * X_UNIT
     if COLUMNS:
@@ -197,7 +197,7 @@ def held_backward_kernel(
         begin = tl.load(runs_h + run)
         end = tl.load(runs_h + run + 1)
         first_h = tl.load(firsts_h + begin)
-        end_h = tl.load(ends_h + begin)
+        end_h = first_h + tl.load(outs_h + begin)
         total = tl.zeros([LANES, VEC], COMPUTE)
         if PICKS:
             if end_h - first_h == 1:
