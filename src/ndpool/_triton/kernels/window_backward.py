@@ -1,10 +1,18 @@
-"""Backward for windows of any kind: every input gathers output after output, in rising order."""
+"""Backward for any plan: every input sums the outputs that contain it, in increasing order."""
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, SIZES, TRANSPOSED, base_of, lanes_of, split, wait_for_memory
-from ndpool._triton.kernels.reducers import even_quotient, quotient, share_of, widen
+from ndpool._triton.kernels.indexing import (
+    AXES,
+    SIZES,
+    TRANSPOSED,
+    base_of,
+    lanes_of,
+    split,
+    wait_for_previous,
+)
+from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, share_of, widen
 
 
 @triton.jit
@@ -19,28 +27,25 @@ def _candidate(
     stride,
     step,
     origin,
-    whole,
+    full,
     front,
     lo,
     hi,
     spacing,
     DILATED: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
 ):
-    """Of the outputs along the last axis that contain the inputs, the m-th; its tap for them and its share.
-
-    Where fewer contain them it is -1.
-    """
-    o = apart(first, m, spacing)
+    """The m-th output along the last axis that contains the inputs, or -1; its tap there, and its share."""
+    o = nth_output(first, m, spacing)
     known = tl.minimum(o, out - 1)
     place = tl.where(m < count, o, -1)
     tap = place
-    if PICKS:
+    if HAS_INDEX:
         tap = tap_of(i, known, starts, stride, step, origin, DILATED).to(tl.int32)
     share = place
     if DIVIDE == 2:
-        share = _share(known, shares, whole, front, stride, step, origin, lo, hi, DILATED)
+        share = _share(known, shares, full, front, stride, step, origin, lo, hi, DILATED)
     return place, tap, share
 
 
@@ -52,39 +57,39 @@ def _part(
     place,
     tap_w,
     share_w,
-    code,
+    offset,
     by,
     inverse,
     live,
     y_w,
     Y_UNIT: tl.constexpr,
     VEC: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """What one output gives to the inputs."""
+    """Contribution of one output to the inputs."""
     ok = live[:, None] & (place >= 0)
     at = row + place * y_w * Y_UNIT
     g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
-    if PICKS:
+    if HAS_INDEX:
         tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
-        g = tl.where((tap == (code + tap_w).to(tl.int32)) & ok, g, 0)
+        g = tl.where((tap == (offset + tap_w).to(tl.int32)) & ok, g, 0)
     if DIVIDE == 1:
-        g = even_quotient(g, by, inverse)
+        g = quotient_by_inverse(g, by, inverse)
     if DIVIDE == 2:
         by = by * share_w
         if VEC > 1 and by.shape[1] == 1 and COMPUTE == tl.float32:
-            # All channels have the same divisor: its inverse is found once.
+            # All channels have the same divisor: compute its inverse once.
             inverse = tl.div_rn(tl.full(by.shape, 1.0, COMPUTE), by.to(COMPUTE))
-            g = even_quotient(g, tl.broadcast_to(by, g.shape), tl.broadcast_to(inverse, g.shape))
+            g = quotient_by_inverse(g, tl.broadcast_to(by, g.shape), tl.broadcast_to(inverse, g.shape))
         else:
             g = quotient(g, by)
     return g
 
 
 @triton.jit
-def apart(first, m, spacing):
+def nth_output(first, m, spacing):
     """The m-th output from the first one on."""
     if spacing is None:
         return first + m
@@ -94,9 +99,9 @@ def apart(first, m, spacing):
 
 @triton.jit
 def outputs_containing(i, firsts, counts, period, spacing, out):
-    """The first output that contains each input, and how many do.
+    """First output that contains each input, and how many do, clipped to the outputs that exist.
 
-    With a period the tables tell the outputs of the first inputs, as if there were some on both sides.
+    With a period the tables cover the first inputs only and are not clipped (`launch.containing`).
     """
     if period is None:
         return tl.load(firsts + i), tl.load(counts + i)
@@ -116,7 +121,7 @@ def outputs_containing(i, firsts, counts, period, spacing, out):
 
 @triton.jit
 def tap_of(i, o, starts, stride, step, origin, DILATED: tl.constexpr):
-    """The tap of outputs at inputs that they contain."""
+    """The taps at which outputs contain inputs."""
     if starts is not None:
         return i - tl.load(starts + o)
     elif not DILATED:
@@ -126,17 +131,17 @@ def tap_of(i, o, starts, stride, step, origin, DILATED: tl.constexpr):
 
 
 @triton.jit
-def _share(o, shares, whole, front, stride, step, origin, lo, hi, DILATED: tl.constexpr):
+def _share(o, shares, full, front, stride, step, origin, lo, hi, DILATED: tl.constexpr):
     if shares is not None:
         return tl.load(shares + o)
     elif not DILATED:
-        return share_of(o * stride + origin - front, whole, 1, lo, hi)
+        return share_of(o * stride + origin - front, full, 1, lo, hi)
     else:
-        return share_of(o * stride + origin - front * step, whole, step, lo, hi)
+        return share_of(o * stride + origin - front * step, full, step, lo, hi)
 
 
 @triton.jit(do_not_specialize=[*SIZES, *AXES, *TRANSPOSED, "most_w", "strips"])
-def any_backward_kernel(
+def window_backward_kernel(
     grad,
     offsets,
     result,
@@ -180,7 +185,7 @@ def any_backward_kernel(
     stride_d,
     step_d,
     origin_d,
-    whole_d,
+    full_d,
     front_d,
     lo_d,
     hi_d,
@@ -192,7 +197,7 @@ def any_backward_kernel(
     stride_h,
     step_h,
     origin_h,
-    whole_h,
+    full_h,
     front_h,
     lo_h,
     hi_h,
@@ -204,7 +209,7 @@ def any_backward_kernel(
     stride_w,
     step_w,
     origin_w,
-    whole_w,
+    full_w,
     front_w,
     lo_w,
     hi_w,
@@ -214,9 +219,9 @@ def any_backward_kernel(
     strips,
     divisor,
     inverse,
-    MOST: tl.constexpr,
+    OVERLAP: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SHARED: tl.constexpr,
+    ONE_WINDOW: tl.constexpr,
     X_UNIT: tl.constexpr,
     Y_UNIT: tl.constexpr,
     VEC: tl.constexpr,
@@ -224,41 +229,41 @@ def any_backward_kernel(
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     DILATED: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """VEC inputs per lane and row, of windows of any kind: output after output, for a run of rows.
+    """VEC inputs per lane and row, for a run of rows.
 
-    Rows of one run are in the same windows; their sums are the same.
+    Rows of one run are contained in the same windows, so their sums are equal.
     """
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    wait_for_memory()
-    strip, d, block = split(pid, strips, size_d, m_s, m_d, WIDE)
-    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
+    wait_for_previous()
+    strip, d, block = split(pid, strips, size_d, m_s, m_d, INT64)
+    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, INT64)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT
     along = tl.arange(0, VEC)[None, :]
-    i = tl.where(live, w, 0)[:, None]  # the inputs along the last axis, one of them for all channels
+    i = tl.where(live, w, 0)[:, None]  # inputs along the last axis, shared by all channels
     inner = along
-    within = along * 0  # where in a vector that lies in one window its elements are
+    within = along * 0  # position within a vector that lies in one window
     if COLUMNS:
         inner = along * 0
-        if SHARED:
+        if ONE_WINDOW:
             i = i * VEC
             within = along
         else:
             i = tl.minimum(i * VEC + along, size_w - 1)
     first_d, count_d = outputs_containing(d, firsts_d, outs_d, period_d, spacing_d, out_d)
     first_w, count_w = outputs_containing(i, firsts_w, outs_w, period_w, spacing_w, out_w)
-    # What the last axis contributes is the same for every row.
+    # The contribution of the last axis is the same for every row.
     places = ()
     taps_w = ()
     divisors_w = ()
-    for m in tl.static_range(MOST):
+    for m in tl.static_range(OVERLAP):
         place, tap_w, share_w = _candidate(
             m,
             i,
@@ -270,39 +275,39 @@ def any_backward_kernel(
             stride_w,
             step_w,
             origin_w,
-            whole_w,
+            full_w,
             front_w,
             lo_w,
             hi_w,
             spacing_w,
             DILATED,
-            PICKS,
+            HAS_INDEX,
             DIVIDE,
         )
         places, taps_w, divisors_w = places + (place,), taps_w + (tap_w,), divisors_w + (share_w,)
     total = tl.zeros([LANES, VEC], COMPUTE)
     begin = tl.load(runs_h + strip)
     for h in range(begin, tl.load(runs_h + strip + 1)):
-        if PICKS or h == begin:
+        if HAS_INDEX or h == begin:
             first_h, count_h = outputs_containing(h, firsts_h, outs_h, period_h, spacing_h, out_h)
             total = tl.zeros([LANES, VEC], COMPUTE)
             for md in range(count_d):
-                od = apart(first_d, md, spacing_d)
+                od = nth_output(first_d, md, spacing_d)
                 td = tap_of(d, od, starts_d, stride_d, step_d, origin_d, DILATED)
                 for mh in range(count_h):
-                    oh = apart(first_h, mh, spacing_h)
+                    oh = nth_output(first_h, mh, spacing_h)
                     th = tap_of(h, oh, starts_h, stride_h, step_h, origin_h, DILATED)
                     row = (y_base + (od * y_d + oh * y_h) * Y_UNIT)[:, None] + inner
-                    code = (td * kernel_h + th) * kernel_w
+                    offset = (td * kernel_h + th) * kernel_w
                     by = divisor
                     if DIVIDE == 2:
                         by = _share(
-                            *(od, shares_d, whole_d, front_d, stride_d, step_d, origin_d, lo_d, hi_d), DILATED
+                            *(od, shares_d, full_d, front_d, stride_d, step_d, origin_d, lo_d, hi_d), DILATED
                         )
                         by *= _share(
-                            *(oh, shares_h, whole_h, front_h, stride_h, step_h, origin_h, lo_h, hi_h), DILATED
+                            *(oh, shares_h, full_h, front_h, stride_h, step_h, origin_h, lo_h, hi_h), DILATED
                         )
-                    for m in tl.static_range(MOST):
+                    for m in tl.static_range(OVERLAP):
                         total += _part(
                             grad,
                             offsets,
@@ -310,18 +315,18 @@ def any_backward_kernel(
                             places[m],
                             taps_w[m] + within,
                             divisors_w[m],
-                            code,
+                            offset,
                             by,
                             inverse,
                             live,
                             y_w,
                             Y_UNIT,
                             VEC,
-                            PICKS,
+                            HAS_INDEX,
                             DIVIDE,
                             COMPUTE,
                         )
-                    for more in range(MOST, most_w):
+                    for more in range(OVERLAP, most_w):
                         place, tap_w, share_w = _candidate(
                             more,
                             i,
@@ -333,13 +338,13 @@ def any_backward_kernel(
                             stride_w,
                             step_w,
                             origin_w,
-                            whole_w,
+                            full_w,
                             front_w,
                             lo_w,
                             hi_w,
                             spacing_w,
                             DILATED,
-                            PICKS,
+                            HAS_INDEX,
                             DIVIDE,
                         )
                         total += _part(
@@ -349,14 +354,14 @@ def any_backward_kernel(
                             place,
                             tap_w + within,
                             share_w,
-                            code,
+                            offset,
                             by,
                             inverse,
                             live,
                             y_w,
                             Y_UNIT,
                             VEC,
-                            PICKS,
+                            HAS_INDEX,
                             DIVIDE,
                             COMPUTE,
                         )

@@ -1,14 +1,21 @@
-"""Backward of picks from windows so large that most inputs get nothing: zeros, and what each output took.
+"""Backward of max pooling with windows so large that most gradients are zero: zeros, then a scatter.
 
-Where planes are contiguous and not too large, a program writes the zeros of its own planes first.
+If planes are contiguous and not too large, a program first writes the zeros of its own planes.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.any_backward import apart, outputs_containing, tap_of
-from ndpool._triton.kernels.lanes import AXES, SIZES, TRANSPOSED, base_of, parts_of, wait_for_memory
+from ndpool._triton.kernels.indexing import (
+    AXES,
+    SIZES,
+    TRANSPOSED,
+    base_of,
+    coordinates_of,
+    wait_for_previous,
+)
 from ndpool._triton.kernels.reducers import widen
+from ndpool._triton.kernels.window_backward import nth_output, outputs_containing, tap_of
 
 
 @triton.jit
@@ -20,7 +27,7 @@ def _position(tap, o, starts, stride, step, origin):
 
 
 @triton.jit
-def _pick(
+def _gradient_of_input(
     start,
     pid,
     grad,
@@ -60,7 +67,7 @@ def _pick(
     stride_d,
     step_d,
     origin_d,
-    whole_d,
+    full_d,
     front_d,
     lo_d,
     hi_d,
@@ -72,7 +79,7 @@ def _pick(
     stride_h,
     step_h,
     origin_h,
-    whole_h,
+    full_h,
     front_h,
     lo_h,
     hi_h,
@@ -84,39 +91,39 @@ def _pick(
     stride_w,
     step_w,
     origin_w,
-    whole_w,
+    full_w,
     front_w,
     lo_w,
     hi_w,
     period_w,
     spacing_w,
-    MOST_D: tl.constexpr,
-    MOST_H: tl.constexpr,
-    MOST_W: tl.constexpr,
+    OVERLAP_D: tl.constexpr,
+    OVERLAP_H: tl.constexpr,
+    OVERLAP_W: tl.constexpr,
     DILATED: tl.constexpr,
     LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """Where LANES outputs took their values, and the whole gradient of these inputs."""
+    """Inputs that LANES outputs took their values from, and the complete gradient of these inputs."""
     lane = start + tl.arange(0, LANES)
     live = lane < lanes_each
     lane = pid * lanes_each + lane
     live = live & (lane < n_lanes)
-    c, w, l1, l2 = parts_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, WIDE)
+    c, w, l1, l2 = coordinates_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, INT64)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS)
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS)
     w = tl.where(live, w, 0)
     ow = w % out_w
     oh = w // out_w % out_h
     od = w // out_w // out_h
-    code = tl.load(offsets + y_base + od * y_d + oh * y_h + ow * y_w, mask=live, other=0).to(tl.int32)
-    i = _position(code % kernel_w, ow, starts_w, stride_w, step_w, origin_w)
-    h = _position(code // kernel_w % kernel_h, oh, starts_h, stride_h, step_h, origin_h)
-    d = _position(code // kernel_w // kernel_h, od, starts_d, stride_d, step_d, origin_d)
-    # A window that holds nothing names a place outside.
+    offset = tl.load(offsets + y_base + od * y_d + oh * y_h + ow * y_w, mask=live, other=0).to(tl.int32)
+    i = _position(offset % kernel_w, ow, starts_w, stride_w, step_w, origin_w)
+    h = _position(offset // kernel_w % kernel_h, oh, starts_h, stride_h, step_h, origin_h)
+    d = _position(offset // kernel_w // kernel_h, od, starts_d, stride_d, step_d, origin_d)
+    # The offset of a window without elements lies outside.
     live = live & (i >= 0) & (i < size_w) & (h >= 0) & (h < size_h) & (d >= 0) & (d < size_d)
     i = tl.where(live, i, 0)
     h = tl.where(live, h, 0)
@@ -125,12 +132,12 @@ def _pick(
     first_h, count_h = outputs_containing(h, firsts_h, outs_h, period_h, spacing_h, out_h)
     first_w, count_w = outputs_containing(i, firsts_w, outs_w, period_w, spacing_w, out_w)
     total = tl.zeros([LANES], COMPUTE)
-    for md in tl.static_range(MOST_D):
-        for mh in tl.static_range(MOST_H):
-            for mw in tl.static_range(MOST_W):
-                other_d = apart(first_d, md, spacing_d)
-                other_h = apart(first_h, mh, spacing_h)
-                other_w = apart(first_w, mw, spacing_w)
+    for md in tl.static_range(OVERLAP_D):
+        for mh in tl.static_range(OVERLAP_H):
+            for mw in tl.static_range(OVERLAP_W):
+                other_d = nth_output(first_d, md, spacing_d)
+                other_h = nth_output(first_h, mh, spacing_h)
+                other_w = nth_output(first_w, mw, spacing_w)
                 ok = live & (md < count_d) & (mh < count_h) & (mw < count_w)
                 other_d = tl.where(ok, other_d, 0)
                 other_h = tl.where(ok, other_h, 0)
@@ -148,7 +155,7 @@ def _pick(
 
 @triton.jit
 def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl.constexpr):
-    """Zeros from begin to end: whole vectors, and what is left where the ends lie inside a vector."""
+    """Write zeros from begin to end: full vectors, then the partial vectors at both ends."""
     first = (begin + (VEC - 1)) // VEC
     last = end // VEC
     along = tl.arange(0, 4 * LANES * VEC)
@@ -166,7 +173,7 @@ def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl
 
 
 @triton.jit(do_not_specialize=[*SIZES, *AXES, *TRANSPOSED, "lanes_each", "zeros_each", "zeros"])
-def few_backward_kernel(
+def scatter_backward_kernel(
     grad,
     offsets,
     result,
@@ -207,7 +214,7 @@ def few_backward_kernel(
     stride_d,
     step_d,
     origin_d,
-    whole_d,
+    full_d,
     front_d,
     lo_d,
     hi_d,
@@ -219,7 +226,7 @@ def few_backward_kernel(
     stride_h,
     step_h,
     origin_h,
-    whole_h,
+    full_h,
     front_h,
     lo_h,
     hi_h,
@@ -231,15 +238,15 @@ def few_backward_kernel(
     stride_w,
     step_w,
     origin_w,
-    whole_w,
+    full_w,
     front_w,
     lo_w,
     hi_w,
     period_w,
     spacing_w,
-    MOST_D: tl.constexpr,
-    MOST_H: tl.constexpr,
-    MOST_W: tl.constexpr,
+    OVERLAP_D: tl.constexpr,
+    OVERLAP_H: tl.constexpr,
+    OVERLAP_W: tl.constexpr,
     DILATED: tl.constexpr,
     VEC: tl.constexpr,
     EDGES: tl.constexpr,
@@ -248,16 +255,16 @@ def few_backward_kernel(
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """One output per lane, into zeros: the whole gradient of the input it took.
+    """One output per lane: write the complete gradient of the input it took its value from into zeros.
 
-    All outputs that took one input write the same sum of the same gradients, so their order is of no matter.
+    All outputs that took the same input write the same sum, so their order does not matter.
     """
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    wait_for_memory()
+    wait_for_previous()
     given = (
         pid,
         grad,
@@ -297,7 +304,7 @@ def few_backward_kernel(
         stride_d,
         step_d,
         origin_d,
-        whole_d,
+        full_d,
         front_d,
         lo_d,
         hi_d,
@@ -309,7 +316,7 @@ def few_backward_kernel(
         stride_h,
         step_h,
         origin_h,
-        whole_h,
+        full_h,
         front_h,
         lo_h,
         hi_h,
@@ -321,7 +328,7 @@ def few_backward_kernel(
         stride_w,
         step_w,
         origin_w,
-        whole_w,
+        full_w,
         front_w,
         lo_w,
         hi_w,
@@ -329,19 +336,19 @@ def few_backward_kernel(
         spacing_w,
     )
     if ONCE:
-        # All that is read comes before the zeros, which would hold it up.
-        to, total, live = _pick(
+        # All loads come before the zeros, which would delay them.
+        to, total, live = _gradient_of_input(
             0,
             *given,
-            MOST_D,
-            MOST_H,
-            MOST_W,
+            OVERLAP_D,
+            OVERLAP_H,
+            OVERLAP_W,
             DILATED,
             LANES,
             CHANNELS,
             LEADS,
             COMPUTE,
-            WIDE,
+            INT64,
         )
     if VEC > 0:
         _zeros(result, pid * zeros_each, tl.minimum(pid * zeros_each + zeros_each, zeros), VEC, EDGES, LANES)
@@ -351,17 +358,17 @@ def few_backward_kernel(
         tl.store(result + to, total.to(result.dtype.element_ty), mask=live)
     else:
         for start in range(0, lanes_each, LANES):
-            to, total, live = _pick(
+            to, total, live = _gradient_of_input(
                 start,
                 *given,
-                MOST_D,
-                MOST_H,
-                MOST_W,
+                OVERLAP_D,
+                OVERLAP_H,
+                OVERLAP_W,
                 DILATED,
                 LANES,
                 CHANNELS,
                 LEADS,
                 COMPUTE,
-                WIDE,
+                INT64,
             )
             tl.store(result + to, total.to(result.dtype.element_ty), mask=live)
