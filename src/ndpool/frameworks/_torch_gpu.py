@@ -21,9 +21,9 @@ from ndpool._arguments import wrong_index
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET32
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
+from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
 from ndpool._triton.launch import MAX, all_of, merged, tables
-from ndpool._triton.parts import passes, pieces, steps
 from ndpool._triton.planes import by_channels
 from ndpool.frameworks._torch_kernels import _EXTRA_DTYPES, FORMATS, empty, is_channels_last, real, with_sizes
 from ndpool.geometry import Plan, round_bfloat16
