@@ -1,7 +1,7 @@
-"""The Triton kernels: on a GPU where there is one, else in Triton's interpreter (``TRITON_INTERPRET=1``).
+"""The Triton kernels, on a GPU if there is one, else in Triton's interpreter (``TRITON_INTERPRET=1``).
 
-Not collected by name: ``make test-gpu`` runs it on a GPU, test_gpu.py in the interpreter, in a process of its
-own. Answers are those of the oracle, or of PyTorch on the CPU for cases that lead to each kernel.
+Not collected by name: ``make test-gpu`` runs it on a GPU, test_gpu.py in the interpreter, in fresh processes.
+Expected values come from the oracle, or from PyTorch on the CPU for cases chosen to reach each kernel.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ import ndpool.torch
 import oracle
 from fences import pages, poisoned_results
 from ndpool import _explain, geometry
-from ndpool._triton import backward, launch, parts, strip
+from ndpool._triton import backward, decompose, launch, strip
 from ndpool._triton import kernels as triton_sources
-from ndpool._triton.memory import walk
+from ndpool._triton.memory import layout_of
 from ndpool.frameworks import _torch_gpu, _torch_gpu_quick
 from ndpool.frameworks import _torch_kernels as kernels
-from ndpool.frameworks import torch as room
+from ndpool.frameworks import torch as framework
 from ndpool.reductions import REDUCTIONS
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 DRAWS = 12 if GPU else 2
 F = torch.nn.functional
-# The first forward-mode derivative of a process makes PyTorch import something that it has deprecated.
-# Memory is poisoned by PyTorch's deterministic mode, which warns of what is not.
+# The first forward-mode derivative in a process makes PyTorch import a deprecated module.
+# Poisoned memory uses PyTorch's deterministic mode, which warns about other functions.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*(deterministic|Deterministic):UserWarning"),
@@ -51,21 +51,21 @@ gpu_only = pytest.mark.skipif(not GPU, reason="needs a GPU")
 
 @pytest.fixture(autouse=True, scope="module")
 def triton_kernels():
-    """CPU tensors take the way of CUDA tensors where the interpreter stands in for a GPU."""
+    """Send CPU tensors to the CUDA kernels where the interpreter replaces a GPU."""
     if GPU:
         yield
         return
     assert os.environ.get("TRITON_INTERPRET") == "1"
     patch = pytest.MonkeyPatch()
     patch.setattr(kernels, "triton_only", True)
-    patch.setattr(room, "recall", lambda *_: False)
+    patch.setattr(framework, "recall", lambda *_: False)
     yield
     patch.undo()
 
 
 @pytest.fixture(autouse=True)
 def poisoned():
-    """New tensors hold NaN or extremes, so that an element nobody wrote is seen."""
+    """Fill new tensors with NaN or extremes, so that an element that no kernel wrote is detected."""
     with poisoned_results():
         yield
 
@@ -86,7 +86,7 @@ def real(a):
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_equal_to_the_oracle(name):
-    """Values and indices of drawn calls, every dtype and layout; gradients in float64.
+    """Values and indices of random calls, every dtype and layout; gradients in float64.
 
     pytorch#107412, pytorch#139115: integers in one, two and three dimensions. pytorch#62250, pytorch#38986.
     """
@@ -100,7 +100,7 @@ def test_equal_to_the_oracle(name):
         values = rng.uniform(0.5, 3, case.values.shape) if "lp" in name else case.values.astype(np.float64)
         dilation = case.named.get("dilation", 1)
         if not np.isfinite(values).all() or oracle.entries(dilation, case.n) != [1] * case.n:
-            continue  # the oracle's gradient knows no windows that hold nothing
+            continue  # the oracle's gradient does not support windows without elements
         kwargs = {key: real(a) for key, a in case.kwargs.items()}
         again = replace(case, values=values, args=tuple(map(real, case.args)), kwargs=kwargs)
         x = cases.to_torch(again.array()).to(DEVICE).requires_grad_()
@@ -111,11 +111,11 @@ def test_equal_to_the_oracle(name):
         np.testing.assert_allclose(x.grad.cpu().numpy(), want, rtol=1e-9, atol=1e-9, err_msg=str(again))
 
 
-# One case at least for every way through the kernels: vectors along rows, along channels and none, rows and
-# columns looped over, whole planes, few outputs, tables.
-WAYS = [
+# At least one case for every path through the kernels: vectors along rows, along channels and none, unrolled
+# and looped rows and columns, whole planes, few outputs, tables.
+CASES = [
     ("max_pool2d", (2, 4, 6, 8), (2,)),
-    # Lanes that fill their programs, rows of windows that leave input out or share it.
+    # Lanes that fill their programs; rows of windows that leave input out or overlap.
     ("max_pool2d", (2, 4, 8, 16), (2,)),
     ("avg_pool2d", (2, 4, 7, 8), (2,)),
     ("avg_pool2d", (1, 1, 8, 4), (2, (3, 4))),
@@ -129,7 +129,7 @@ WAYS = [
     ("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)),
     ("avg_pool2d", (2, 4, 6, 8), (2,)),
     ("avg_pool2d", (1, 4, 6, 8), (3, 1, 1)),
-    # Rows that begin anywhere, their neighbours in neighbouring lanes.
+    # Rows that are not aligned.
     ("avg_pool2d", (1, 3, 5, 7), (3, 1, 1)),
     ("max_pool2d", (1, 3, 7, 9), (5, 1, 2)),
     ("avg_pool2d", (1, 4, 7, 8), (3, 2, 1, True, False)),
@@ -145,7 +145,7 @@ WAYS = [
     ("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)),
     ("adaptive_max_pool2d", (1, 4, 11, 13), (2,)),
     ("adaptive_max_pool2d", (1, 4, 5, 6), (4,)),
-    # Several passes, windows of very many elements, rows too long for a warp.
+    # Several passes, windows with very many taps, rows too long for a warp.
     ("max_pool2d", (1, 4, 6, 8), (9, 1, 4)),
     ("avg_pool2d", (1, 4, 6, 8), (9, 1, 4, False, False)),
     ("max_pool1d", (1, 2, 150), (70, 1)),
@@ -153,30 +153,30 @@ WAYS = [
     ("adaptive_max_pool2d", (1, 4, 34, 12), (2,)),
     ("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)),
     ("adaptive_max_pool2d", (1, 2, 4, 264), (2,)),
-    # Rows that are too long to be read at once: windows in several steps.
+    # Rows too long for one load: windows in several steps.
     ("adaptive_avg_pool1d", (1, 2, 403), (9,)),
     ("adaptive_max_pool1d", (1, 2, 403), (9,)),
     ("adaptive_avg_pool1d", (1, 2, 2504), (9,)),
     ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
-    # Spans of packed rows.
+    # Segments of contiguous rows.
     ("adaptive_max_pool2d", (1, 4, 11, 27), (3,)),
     ("adaptive_avg_pool3d", (1, 4, 3, 7, 13), (2,)),
-    # Cells of inputs in the same windows, in planes that begin anywhere in memory.
+    # Regions of inputs that are contained in the same windows, in planes that are not aligned.
     ("adaptive_avg_pool2d", (3, 1, 25, 27), (4,)),
     ("avg_pool2d", (1, 1, 32, 32), (8, 9)),
-    # Channels inside: whole planes of few channels, and so many rows that they are cut.
+    # Channels-last: whole planes of few channels, and enough rows to be cut into pieces.
     ("adaptive_avg_pool2d", (2, 3, 24, 24), (1,)),
     ("adaptive_max_pool2d", (2, 4, 24, 24), (1,)),
 ]
 
 
 LAYOUTS = ("contiguous", "channels_last", "transposed", "sliced")
-# As few of them as start every kind of kernel for every layout it is made for: what the sanitizers look at.
+# The smallest subset that starts every kernel in every layout it supports: what the sanitizers run.
 KINDS = [
-    (*way, layout)
-    for way, layouts in [
+    (*case, layout)
+    for case, layouts in [
         (("max_pool2d", (2, 4, 6, 8), (2,)), LAYOUTS[:3]),
         (("avg_pool2d", (2, 4, 7, 8), (2,)), LAYOUTS[:2]),
         (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
@@ -206,36 +206,46 @@ KINDS = [
 
 @pytest.mark.parametrize(("name", "shape", "args", "layout"), KINDS, ids=str)
 def test_each_kind(name, shape, args, layout):
-    """`test_every_way` of these."""
-    test_every_way(name, shape, args, layout)
+    """`test_every_case` for these."""
+    test_every_case(name, shape, args, layout)
 
 
-def test_kinds_are_complete(monkeypatch):
-    """Every kernel there is, in every form that any of the ways starts it in."""
+def test_kinds_start_every_kernel(monkeypatch):
+    """KINDS starts every kernel, with every combination of flags that any case starts it with."""
     started = set()
 
     def note(self, *_):
-        told = self._arguments[1]
-        flags = ("CHANNELS", "COLUMNS", "PICKS", "KIND", "LOOP_H", "LOOP_W", "GATHERED", "SHIFTED", "PARTS")
-        started.add((self.name, *((flag, bool(told[flag])) for flag in flags if flag in told)))
+        constants = self._arguments[1]
+        flags = (
+            "CHANNELS",
+            "COLUMNS",
+            "HAS_INDEX",
+            "KIND",
+            "LOOP_H",
+            "LOOP_W",
+            "GATHERED",
+            "SHIFTED",
+            "PARTS",
+        )
+        started.add((self.name, *((flag, bool(constants[flag])) for flag in flags if flag in constants)))
 
-    _torch_gpu_quick._recipes.clear()  # which start some without a look
+    _torch_gpu_quick._recipes.clear()  # cached calls bypass `Prepared.__call__`
     monkeypatch.setattr(launch.Prepared, "__call__", note)
-    for way in KINDS:
-        start(*way)
+    for case in KINDS:
+        start(*case)
     kinds, found = set(started), set()
-    for way in WAYS:
-        for layout in LAYOUTS[:2] if len(way[1]) > 3 else LAYOUTS[:1]:
-            start(*way, layout)
+    for case in CASES:
+        for layout in LAYOUTS[:2] if len(case[1]) > 3 else LAYOUTS[:1]:
+            start(*case, layout)
     assert kinds == started
     for module in iter_modules(triton_sources.__path__):
         names = vars(import_module(f"{triton_sources.__name__}.{module.name}"))
         found |= {name.removesuffix("_kernel") for name in names if name.endswith("_kernel")}
-    assert found - {name for name, *_ in kinds} == {"claim", "settle"}  # of unpooling
+    assert found - {name for name, *_ in kinds} == {"claim", "settle"}  # unpooling
 
 
 def start(name, shape, args, layout):
-    """The calls of one way, for what they start alone."""
+    """Run the calls of one case only for the kernels that they start."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     x = torch.zeros(shape, device=DEVICE)
     if layout == "channels_last":
@@ -250,18 +260,18 @@ def start(name, shape, args, layout):
     torch.autograd.grad(y, x, torch.zeros_like(y))
 
 
-def ways():
-    """Every way in every layout; some of the slow ones will do in the interpreter."""
-    for i, way in enumerate(WAYS):
+def all_cases():
+    """Every case in every layout; in the interpreter only some of the slow ones."""
+    for i, case in enumerate(CASES):
         for layout in LAYOUTS:
-            row = layout == "channels_last" and len(way[1]) == 3  # which has no such format
-            if not row and (*way, layout) not in KINDS and (GPU or i % 3 == 0 or layout in LAYOUTS[:2]):
-                yield *way, layout
+            row = layout == "channels_last" and len(case[1]) == 3  # which has no such format
+            if not row and (*case, layout) not in KINDS and (GPU or i % 3 == 0 or layout in LAYOUTS[:2]):
+                yield *case, layout
 
 
-@pytest.mark.parametrize(("name", "shape", "args", "layout"), list(ways()), ids=str)
-def test_every_way(name, shape, args, layout):
-    """pytorch#67239, pytorch#80748: every layout has the same answer, and channels-last stays as it is."""
+@pytest.mark.parametrize(("name", "shape", "args", "layout"), list(all_cases()), ids=str)
+def test_every_case(name, shape, args, layout):
+    """pytorch#67239, pytorch#80748: every layout gives the same result, and channels-last is preserved."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randint(-9, 9, shape, generator=draw).float()
     x[:, 1:] *= torch.randint(1, 99, x[:, 1:].shape, generator=draw)  # few ties
@@ -275,16 +285,16 @@ def test_every_way(name, shape, args, layout):
         view = wide[1:, ::2, ..., 1::2]
         view.copy_(x)
         x = view
-    picks = "max" in name
+    has_index = "max" in name
     theirs = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
     if layout == "sliced":  # a copy to a device would pack it
         base = wide.to(DEVICE).requires_grad_()
         ours = base[1:, ::2, ..., 1::2]
     else:
         base = ours = x.to(DEVICE).requires_grad_()
-    got = getattr(ndpool, name)(ours, *args, **({"return_indices": True} if picks else {}))
-    want = getattr(F, name)(theirs, *args, **({"return_indices": True} if picks else {}))
-    if picks:
+    got = getattr(ndpool, name)(ours, *args, **({"return_indices": True} if has_index else {}))
+    want = getattr(F, name)(theirs, *args, **({"return_indices": True} if has_index else {}))
+    if has_index:
         assert torch.equal(got[1].cpu(), want[1])
         assert torch.equal(got[0].detach().cpu(), want[0].detach())
         assert torch.equal(getattr(ndpool, name)(ours.detach(), *args).cpu(), want[0].detach())
@@ -299,7 +309,7 @@ def test_every_way(name, shape, args, layout):
 
 
 class Fenced:
-    """Tensors in memory of their own, flush with a page that nobody may touch: in front of them or behind."""
+    """Tensors in their own memory, flush against a protected page before or after them."""
 
     def __init__(self, behind):
         self._behind = behind
@@ -312,7 +322,7 @@ class Fenced:
         return flat.as_strided(x.shape, x.stride())
 
     def empty(self, x, shape, dtype, channels_last, *n_axes):
-        """In the place of the kernels' own."""
+        """Replacement for the kernels' own `empty`."""
         return self.like(kernels.empty(torch.empty(0), shape, dtype, channels_last, *n_axes))
 
 
@@ -322,7 +332,7 @@ fences = pytest.mark.skipif(GPU or sys.platform != "linux", reason="fences the m
 @fences
 @pytest.mark.parametrize("behind", [False, True])
 def test_fences_hold(behind):
-    """A process that reads beside a fenced tensor is ended, one that reads inside is not."""
+    """Reading next to a fenced tensor ends the process, reading inside it does not."""
     x = Fenced(behind).like(torch.empty(16))
     for at, ended in ((64 if behind else -1, True), (63 if behind else 0, False)):
         child = os.fork()
@@ -336,12 +346,12 @@ def test_fences_hold(behind):
 @fences
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize(("name", "shape", "args"), WAYS[::6], ids=str)
+@pytest.mark.parametrize(("name", "shape", "args"), CASES[::6], ids=str)
 def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind):
-    """What is read or written outside an array ends the process: the check of a GPU's memory, without one."""
+    """An access outside an array ends the process: a memory checker that needs no GPU."""
     if last and len(shape) == 3:
         pytest.skip("a row has no such format")
-    fenced, picks = Fenced(behind), "max" in name
+    fenced, has_index = Fenced(behind), "max" in name
     monkeypatch.setattr(_torch_gpu, "empty", fenced.empty)
     drawn = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0)).float()
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -349,7 +359,7 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
     x = fenced.like(drawn).copy_(drawn)
     pool, want = getattr(ndpool, name), getattr(F, name)(drawn, *args)
     torch.testing.assert_close(pool(x, *args), want)
-    if picks:
+    if has_index:
         assert torch.equal(pool(x, *args, return_indices=True)[0], want)
     y = pool(x.requires_grad_(), *args)
     torch.autograd.grad(y, x, fenced.like(y.detach()).fill_(1))
@@ -370,23 +380,23 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
     ],
 )
 def test_several_kernels(monkeypatch, name, shape, args, layout):
-    """What large arrays take: one axis after the other, windows cut in pieces."""
-    monkeypatch.setattr(parts, "PIECE", 1)
+    """The paths of large arrays: axis by axis, and windows cut into pieces."""
+    monkeypatch.setattr(decompose, "PIECE", 1)
     monkeypatch.setattr(_torch_gpu, "SHORT", 0)
-    for forget in (parts.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
+    for forget in (decompose.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
         forget()
-    test_every_way(name, shape, args, layout)
-    for forget in (parts.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
+    test_every_case(name, shape, args, layout)
+    for forget in (decompose.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
         forget()
 
 
 def recipe(x, *window, name="max_pool2d"):
-    """What the cache of CUDA calls has for this call; a CPU tensor stands in where there is no GPU."""
+    """The cached recipe of a CUDA call; without a GPU a CPU tensor takes its place."""
     return _torch_gpu_quick.recipe_of(name, 2, REDUCTIONS[name[:3]], x, window, False, False)
 
 
 class Growing:
-    """An integer for Python that is another one each time."""
+    """An integer for Python that changes each time it is read."""
 
     def __init__(self):
         self.value = 1
@@ -397,7 +407,7 @@ class Growing:
 
 
 def test_errors_do_not_depend_on_history():
-    """2, 2.0 and True are equal: a call that was remembered must not let the others in."""
+    """2, 2.0 and True are equal: a cached call must not make the others legal."""
     x = torch.randn(1, 2, 8, 8).to(DEVICE)
     for good, wrong in ((2, 2.0), (1, True), ((2, 2), (2.0, 2)), ((1, 1), (1, True)), (2, np.float64(2))):
         assert recipe(x, good, None, 0, 1, False)
@@ -409,15 +419,15 @@ def test_errors_do_not_depend_on_history():
     assert ndpool.adaptive_avg_pool2d(x, 1).shape
     with pytest.raises(TypeError, match="output_size must be an integer"):
         ndpool.adaptive_avg_pool2d(x, True)
-    # What can change is not remembered, though it has a hash.
+    # Mutable arguments are not cached, even if they are hashable.
     changing, steps = torch.tensor(2), Growing()
     assert ndpool.max_pool2d(x, changing).shape[-1] == 4
     assert ndpool.max_pool2d(x, changing.fill_(4)).shape[-1] == 2
     assert [ndpool.max_pool2d(x, 2, steps).shape[-1] for _ in range(2)] == [4, 3]
 
 
-def test_remembered_calls_are_bounded(monkeypatch):
-    """Several threads share the cache; what is new takes the place of the oldest."""
+def test_cached_calls_are_bounded(monkeypatch):
+    """Threads share the cache; a new entry replaces the oldest."""
     monkeypatch.setattr(_torch_gpu_quick, "LIMIT", 8)
     _torch_gpu_quick._recipes.clear()
     xs = [torch.randn(1, 2, 8, n + 8).to(DEVICE) for n in range(12)]
@@ -435,7 +445,7 @@ def test_remembered_calls_are_bounded(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("odd", [0, 1])
 def test_no_cliffs(name, dtype, odd):
-    """Windows of stride 1 of any length go by strips, in as many passes as they need, and without a copy."""
+    """Windows of stride 1 and any length use the strip kernel, in one or more passes, without a copy."""
     n, reduction = int(name[-2]), REDUCTIONS[name[:3]]
     x, axes = torch.empty((8, 64, *[32 - odd] * n), dtype=dtype, device="meta"), tuple(range(2, 2 + n))
     formats = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -452,7 +462,7 @@ def test_no_cliffs(name, dtype, odd):
 @pytest.mark.parametrize("args", [(2, 2, 0), (3, 2, 1), (5, 1, 2)], ids=str)
 @pytest.mark.parametrize("last", [False, True])
 def test_few_kernels_for_all_sizes(name, args, last):
-    """What is compiled in follows from the kind of a size: of 720 sizes most meet a kernel that is there."""
+    """Compile-time constants depend on classes of sizes only: 720 sizes need few kernels."""
     made = set()
     for batch in (1, 8, 64):
         for size in range(40, 280):
@@ -471,7 +481,7 @@ def test_few_kernels_for_all_sizes(name, args, last):
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("name", "sizes"), [("max_pool2d", (8, 16)), ("avg_pool3d", (4, 4, 8))])
 def test_gradients_row_by_row(monkeypatch, name, sizes, last):
-    """What large arrays take: a plane for every row of windows, written in the order of memory."""
+    """The path of large arrays: every row of windows is a plane, written in memory order."""
     monkeypatch.setattr(backward, "LARGE", 0)
     backward.backward.cache_clear()
     x = torch.randint(-9, 9, (2, 4, *sizes), generator=torch.Generator().manual_seed(0)).float()
@@ -489,7 +499,7 @@ def test_gradients_row_by_row(monkeypatch, name, sizes, last):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("args", [(3, 2, 1), (5, 1, 2)])
 def test_hard_values(dtype, args):
-    """NaN wins and its last place counts, ties give the first place, windows of -inf their first element."""
+    """NaN wins, the last NaN counts; ties return the first index, windows of -inf their first element."""
     rng = np.random.default_rng(3)
     x = torch.from_numpy(rng.choice([nan, -inf, -inf, -inf, 0.0, -0.0, 1.0], (2, 4, 8, 16))).to(dtype)
     x[0, 0] = -inf
@@ -506,10 +516,10 @@ def test_hard_values(dtype, args):
 @pytest.mark.parametrize("args", [(3, 1, 1), (3, 2, 1), (5, 1, 2), (7, 1, 3), (7, 2, 3)], ids=str)
 @pytest.mark.parametrize("large", [False, True])
 def test_zeros_of_both_signs(monkeypatch, args, layout, large):
-    """Maxima by single instructions take either: the first one's sign is looked up, in large arrays too."""
+    """FAST_MAX may return either zero: the sign of the first is restored, also in large arrays."""
     forget = (_torch_gpu.forward_of.cache_clear, _torch_gpu_quick._recipes.clear)
     if large:
-        monkeypatch.setattr(strip, "FILLED", 1)
+        monkeypatch.setattr(strip, "SATURATED", 1)
         [clear() for clear in forget]
     draw = torch.Generator().manual_seed(0)
     shape = (1, 2, 8, 7 if layout == "odd" else 8)
@@ -535,7 +545,7 @@ def test_zeros_of_both_signs(monkeypatch, args, layout, large):
 
 @pytest.mark.parametrize("last", [False, True])
 def test_sums_of_negative_zeros(last):
-    """They begin with 0, as PyTorch's do, whatever kernel makes them."""
+    """They start with 0, as PyTorch's do, in every kernel."""
     calls = [("avg_pool2d", (8, 8), (2,)), ("avg_pool2d", (8, 8), (3, 1, 1, False, False))]
     calls += [("adaptive_avg_pool2d", (4, 4), (1,)), ("adaptive_avg_pool2d", (9, 10), (2,))]
     for name, sizes, args in [*calls, ("adaptive_avg_pool2d", (24, 24), (1,))]:
@@ -547,14 +557,14 @@ def test_sums_of_negative_zeros(last):
 
 
 def test_axes_far_apart():
-    """Leading axes between the pooled ones, which no walk over memory takes as they are."""
+    """Leading axes between the pooled ones, which no layout supports without a copy."""
     x = torch.randint(-9, 9, (2, 4, 2, 4, 2, 4, 2), generator=torch.Generator().manual_seed(0)).float()
     want = x.unfold(1, 2, 2).unfold(3, 2, 2).unfold(5, 2, 2).amax((-3, -2, -1))
     assert torch.equal(ndpool.pool(x.to(DEVICE), (2, 2, 2), axes=(1, 3, 5)).cpu(), want)
 
 
 def test_notes_of_a_call(monkeypatch):
-    """Kernels by direction, and copies: what `explain` tells, also of a call that was remembered."""
+    """Kernels by direction, and copies: what `explain` reports, also for cached calls."""
     kernels_, copies = [], []
     monkeypatch.setattr(_explain, "recording", True)
     monkeypatch.setattr(_explain, "note_kernel", lambda *note: kernels_.append(note))
@@ -564,7 +574,7 @@ def test_notes_of_a_call(monkeypatch):
     for _ in range(2):
         kernels_.clear()
         y, indices = ndpool.max_pool2d(x.detach(), 2, return_indices=True)
-        ndpool.max_pool2d(x.detach(), 13, 1, 6)  # one axis after the other
+        ndpool.max_pool2d(x.detach(), 13, 1, 6)  # axis by axis
         assert kernels_ == [("forward", "strip", where)] * 3
         kernels_.clear()
         torch.autograd.grad(ndpool.max_pool2d(x, 2).sum(), x)
@@ -586,8 +596,8 @@ def test_notes_of_a_call(monkeypatch):
 
 @gpu_only
 @pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d"])
-def test_rows_of_volumes_that_are_looped_over(name):
-    """Gradients of windows with more rows than a lane holds; Triton once refused to compile them."""
+def test_looped_rows_of_volumes(name):
+    """Gradients of windows with more rows than fit into registers; Triton once failed to compile them."""
     x = torch.randint(-99, 99, (4, 16, 64, 8, 28), generator=torch.Generator().manual_seed(0)).float()
     ours, theirs = (t.detach().requires_grad_() for t in (x.to(DEVICE), x))
     got, want = getattr(ndpool, name)(ours, 8, 2, 2), getattr(F, name)(theirs, 8, 2, 2)
@@ -600,7 +610,7 @@ def test_rows_of_volumes_that_are_looped_over(name):
 @pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum", "lp"])
 @pytest.mark.parametrize("window", ["sliding", "adaptive"])
 def test_gradients_of_axes_far_apart(reduce, window):
-    """No walk takes three leading axes between pooled ones: the gradient must be written all the same."""
+    """No layout supports three leading axes between pooled ones: the gradient must still be written."""
     x = torch.randint(1, 9, (2, 3, 2, 3, 2, 3), generator=torch.Generator().manual_seed(0)).double()
     moved = x.permute(0, 2, 4, 1, 3, 5).contiguous()
     grads = []
@@ -617,7 +627,7 @@ def test_gradients_of_axes_far_apart(reduce, window):
 
 @pytest.mark.parametrize("part", range(4))
 def test_every_element_is_written(part):
-    """Any rank, pooled axes, layout and reduction, against the oracle, in memory that was filled before."""
+    """Any rank, pooled axes, layout and reduction, against the oracle, in poisoned memory."""
     for seed in range(part, 48, 4):
         rng = np.random.default_rng(seed)
         call = gpu_draws.draw(rng, DEVICE)
@@ -628,19 +638,19 @@ def test_every_element_is_written(part):
 
 
 def test_leading_axes_around_channels():
-    """pytorch#67239: axes that follow each other in memory are one, though not neighbours in the shape."""
+    """pytorch#67239: axes that are contiguous in memory are merged, even if not adjacent in the shape."""
     x = torch.randint(-9, 9, (2, 4, 3, 8, 5), generator=torch.Generator().manual_seed(0)).float()
     x = x.contiguous(memory_format=torch.channels_last_3d)
     got = ndpool.pool(x.to(DEVICE), (3,), stride=2, axes=(3,))
     assert torch.equal(got.cpu(), x.unfold(3, 3, 2).amax(-1))
-    found = walk((3,), x.shape, x.stride(), x.shape, x.stride())
+    found = layout_of((3,), x.shape, x.stride(), x.shape, x.stride())
     assert found is not None
     assert found.channels
     assert found.sizes == (4, 5, 6)
 
 
 def test_derivatives():
-    """Second order, forward mode and vmap come through the same kernels."""
+    """Second order, forward mode and vmap use the same kernels."""
     size = 64 if GPU else 12
     x = (torch.randperm(size, generator=torch.Generator().manual_seed(0)).double() / 7).to(DEVICE)
     x = x.reshape(1, 2, 2, -1).requires_grad_()
@@ -653,7 +663,7 @@ def test_derivatives():
 
 
 def test_gradients_that_meet():
-    """Windows of fractional pooling share elements: their gradients are added."""
+    """Windows of fractional pooling overlap: their gradients are added."""
     x = (
         torch.randint(0, 9, (2, 3, 8, 9), generator=torch.Generator().manual_seed(0))
         .double()
@@ -670,7 +680,7 @@ def test_gradients_that_meet():
 
 
 def test_unpooling():
-    """pytorch#78249, pytorch#132041: of repeated indices the last stays, one outside the plane raises."""
+    """pytorch#78249, pytorch#132041: of repeated indices the last wins, an index outside the plane raises."""
     values = torch.arange(24.0).reshape(1, 2, 3, 4).to(DEVICE)
     indices = torch.randint(0, 9, (1, 2, 3, 4), generator=torch.Generator().manual_seed(0))
     want = oracle.max_unpool(values.cpu().numpy(), indices.numpy(), (6, 8))
@@ -681,7 +691,7 @@ def test_unpooling():
 
 
 def test_unchecked_indices(monkeypatch):
-    """Whoever vouches for the indices need not wait for the device; one outside the plane goes nowhere."""
+    """Trusted indices need no synchronization; a value with an index outside the plane is dropped."""
     monkeypatch.setenv("NDPOOL_TRUST_INDICES", "1")
     values, indices = torch.ones(1, 1, 1, 2).to(DEVICE), torch.tensor([[[[1, 99]]]]).to(DEVICE)
     got = ndpool.max_unpool2d(values, indices, 2)
@@ -692,7 +702,7 @@ def test_unchecked_indices(monkeypatch):
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("sizes", [((7, 7), 1), ((9, 11), 3), ((33, 40), 2) if GPU else ((16, 17), 1)])
 def test_hard_values_of_large_windows(dtype, last, sizes):
-    """The same rules where lanes of many kinds are brought together, and the gradients that follow."""
+    """The same rules where lanes are merged in different ways, and the resulting gradients."""
     (h, w), out = sizes
     rng = np.random.default_rng(4)
     x = torch.from_numpy(rng.choice([nan, -inf, -inf, -0.0, 0.0, -0.0, -1.0], (2, 4, h, w))).to(dtype)
@@ -718,8 +728,8 @@ def test_hard_values_of_large_windows(dtype, last, sizes):
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("straight", [False, True])
-def test_memory_that_is_given(last, straight):
-    """Results are written into it where it is laid out like them, else copied there."""
+def test_out(last, straight):
+    """Results are written into `out` directly if its layout matches, else copied."""
     x = torch.randn(2, 4, 8, 8).to(DEVICE)
     form = torch.channels_last if last else torch.contiguous_format
     x = x.contiguous(memory_format=form)
@@ -737,7 +747,7 @@ def test_memory_that_is_given(last, straight):
 @pytest.mark.parametrize("reduce", ["max", "min"])
 @pytest.mark.parametrize("rising", [False, True])
 def test_whole_planes_of_integers(dtype, reduce, rising):
-    """Planes beside better ones, which must not count, and planes of the number that no other loses to."""
+    """Planes next to better ones, which must not leak, and planes full of the identity."""
     draw = torch.Generator().manual_seed(0)
     levels = 5 * (torch.arange(16) if rising else 15 - torch.arange(16)).view(4, 4, 1)
     x = (torch.randint(0, 5, (4, 4, 49), generator=draw) + levels).to(dtype)
@@ -752,9 +762,9 @@ def test_whole_planes_of_integers(dtype, reduce, rising):
 
 
 def repeated():
-    """Every function, as one that gives values and gradients, with the shape of its input."""
+    """Every function as a callable that returns differentiable values, with the shape of its input."""
     draw = torch.Generator().manual_seed(0)
-    for name, shape, args in WAYS:
+    for name, shape, args in CASES:
         yield pytest.param(getattr(ndpool, name), shape, args, id=f"{name}{shape}{args}")
     for n in (1, 2, 3):
         calls = {f"lp_pool{n}d": partial(_lp, getattr(ndpool, f"lp_pool{n}d"))}
@@ -818,7 +828,7 @@ def test_more_pairs_of_input_and_output_than_32_bits():
 
 @gpu_only
 def test_training_with_mixed_precision():
-    torch.use_deterministic_algorithms(False)  # as most people train
+    torch.use_deterministic_algorithms(False)  # as in most training
     torch.manual_seed(0)
     layers = (torch.nn.Conv2d(3, 8, 3), torch.nn.MaxPool2d(3, 2, 1), torch.nn.AdaptiveAvgPool2d(3))
     model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(72, 2)).cuda()
@@ -857,7 +867,7 @@ def test_beyond_32_bits():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_tensors_of_another_device():
-    """Kernels, tables and remembered calls belong to the tensor's device, whichever is the current one."""
+    """Kernels, tables and cached calls belong to the tensor's device, not to the current one."""
     for _ in range(2):
         for device in ("cuda:1", "cuda:0"):
             for name, args in (
@@ -877,8 +887,8 @@ def test_tensors_of_another_device():
 
 @gpu_only
 @pytest.mark.parametrize("args", [(2,), (9, 1, 4), (3, 2, 1)])
-def test_kernels_that_begin_early(args):
-    """They wait for whatever was sent before: long work, memsets, other streams; graphs keep it so."""
+def test_dependent_launches(args):
+    """They wait for all earlier work: long kernels, memsets, other streams; also in CUDA graphs."""
     x, long = torch.randn(4, 16, 32, 32, device="cuda"), torch.randn(2**25, device="cuda")
     want, main, side = F.max_pool2d(x, *args), torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -892,7 +902,7 @@ def test_kernels_that_begin_early(args):
         torch.cuda.current_stream().wait_stream(side)
         y = ndpool.max_pool2d(buffer, *args)
         z = ndpool.max_pool2d(y, 2)
-        buffer.fill_(-7)  # behind a kernel that reads it
+        buffer.fill_(-7)  # after a kernel that reads it
         return zeros, y, z, ndpool.max_pool2d(buffer, *args)
 
     with torch.cuda.stream(main):

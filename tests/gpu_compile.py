@@ -1,8 +1,8 @@
-"""Compile the GPU kernels for a device that is not there: what Triton refuses is found without a GPU.
+"""Compile the GPU kernels without a GPU, to find what Triton rejects.
 
-The interpreter runs kernels as Python and knows no types: a variable may change its type in a loop there.
-Here calls are made with tensors without memory, and what they would launch is compiled and not run.
-``python tests/gpu_compile.py --draws 500`` looks at many drawn calls, test_gpu.py at a few.
+The interpreter runs kernels as Python and does not check types: there, a variable may change its type in a
+loop. Here, calls with meta tensors compile what they would launch, without running it.
+``python tests/gpu_compile.py --draws 500`` compiles many random calls; test_gpu.py compiles a few.
 ``--sizes 300`` compiles nothing: it counts the kernels that images of so many sizes need.
 """
 
@@ -29,7 +29,7 @@ from triton.runtime.jit import JITFunction
 from ndpool import geometry
 from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32
 from ndpool._triton import scatter
-from ndpool._triton.kernels import lanes
+from ndpool._triton.kernels import indexing
 from ndpool.frameworks import _torch_gpu
 from ndpool.reductions import REDUCTIONS
 
@@ -41,7 +41,7 @@ FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Driver:
-    """The current device, as far as a compiler asks for it."""
+    """The current device, as far as the compiler queries it."""
 
     def get_current_device(self) -> int:
         return 0
@@ -54,12 +54,12 @@ class Driver:
 
 
 class Stopped(Exception):
-    """A kernel came as far as it should."""
+    """The requested compilation stage was reached."""
 
 
 @contextmanager
 def counting() -> Iterator[set[str]]:
-    """Launches note what Triton would look up among compiled kernels, and do nothing else."""
+    """Launches record the key of Triton's kernel cache, and do nothing else."""
     made: set[str] = set()
     run, start = JITFunction.run, _torch_gpu._run
 
@@ -79,9 +79,9 @@ def counting() -> Iterator[set[str]]:
 
 @contextmanager
 def compiling(whole: bool) -> Iterator[Counter[str]]:
-    """Launches compile and do nothing else: to machine code, or only as far as types are known."""
+    """Launches only compile: to machine code, or up to the first stage, which checks types."""
     made: Counter[str] = Counter()
-    run, add_stages, early, start = JITFunction.run, CUDABackend.add_stages, lanes.EARLY, _torch_gpu._run
+    run, add_stages, early, start = JITFunction.run, CUDABackend.add_stages, indexing.USE_PDL, _torch_gpu._run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         made[self.__name__] += 1
@@ -98,19 +98,19 @@ def compiling(whole: bool) -> Iterator[Counter[str]]:
 
     driver.set_active(Driver())  # type: ignore[arg-type]
     JITFunction.run = compile_only
-    lanes.EARLY = tl.constexpr(True)  # as on this device
+    indexing.USE_PDL = tl.constexpr(True)  # as on a Hopper GPU
     _torch_gpu._run = lambda launch, *tensors: launch(*tensors)
     if not whole:
         CUDABackend.add_stages = first_stage
     try:
         yield made
     finally:
-        JITFunction.run, CUDABackend.add_stages, lanes.EARLY = run, add_stages, early
+        JITFunction.run, CUDABackend.add_stages, indexing.USE_PDL = run, add_stages, early
         _torch_gpu._run = start
 
 
 def like(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
-    """A tensor without memory."""
+    """A meta tensor."""
     x = torch.empty(shape, dtype=dtype, device="meta")
     if layout == "channels_last" and len(shape) in FORMATS:
         return x.contiguous(memory_format=FORMATS[len(shape)])
@@ -126,7 +126,7 @@ def call(
     divisor: int = 0,
     parts: Sequence[str] = PARTS,
 ) -> None:
-    """What a pooling of the last axes launches: values, offsets, indices, gradients."""
+    """Launch what pooling of the last axes needs: values, offsets, indices, gradients."""
     x = like(shape, dtype, layout)
     last = layout == "channels_last" and len(shape) in FORMATS
     n, reduction = len(plan.axes), REDUCTIONS[reduce]
@@ -148,7 +148,7 @@ def call(
         _torch_gpu.spread(grad, axes, plan, reduction, dtype, divisor, last)
 
 
-# Functions whose kernels are made for any image size: the reduction, and the output size.
+# Functions whose kernels support any image size: reduction and output size.
 SIZED = {
     "adaptive average to 7": ("avg", 7),
     "adaptive max to 7": ("max", 7),
@@ -161,10 +161,10 @@ SIZED = {
 def kernels_of_sizes(
     name: str, layout: str, dtype: torch.dtype, part: str, n: int, aligned: bool
 ) -> dict[str, set[str]]:
-    """The kernels that images of n sizes need; offsets of 8 and of 32 bits apart.
+    """The kernels that images of n sizes need; offsets of 8 and of 32 bits separately.
 
-    Aligned images have 64 channels, others any number of them: vectors do not always fit theirs. Small planes
-    and windows that are all alike have kernels of their own.
+    Aligned images have 64 channels, others a random number that may not fit full vectors. Small planes and
+    regular windows, which have their own kernels, are left out.
     """
     reduce, out = SIZED[name]
     rng, found = np.random.default_rng(5), {}
@@ -182,9 +182,9 @@ def kernels_of_sizes(
 
 
 def count(n: int, most: int) -> int:
-    """A table of how many kernels n sizes need; how many lines of it have more than `most`.
+    """Print how many kernels n sizes need; return how many rows exceed `most`.
 
-    Adaptive windows in contiguous rows are left out: their forward kernels are made for the rows of a window.
+    Adaptive forward kernels for contiguous rows are left out: they are compiled for the rows of a window.
     """
     failures = 0
     for (name, (reduce, out)), layout in product(SIZED.items(), ("contiguous", "channels_last")):
@@ -194,7 +194,7 @@ def count(n: int, most: int) -> int:
             cells = {}
             for part in parts:
                 cells |= kernels_of_sizes(name, layout, dtype, part, n, aligned)
-            # Rows and planes of any length are a second class of alignment.
+            # Rows and planes of any length are a second alignment class.
             many = any(len(made) > (most if aligned else 2 * most) for made in cells.values())
             failures += many
             kind = "aligned" if aligned else "any"
@@ -208,7 +208,7 @@ def unpool(dtype: torch.dtype) -> None:
     scatter.unpool(values, values.to(torch.int64), 32)
 
 
-# Calls whose gradients Triton refused once: the shape, then arguments of a named function.
+# Calls whose gradients once failed to compile: shape, function, arguments.
 REFUSED = [((4, 16, 64, 8, 28), "max_pool3d", (8, 2, 2))]
 
 
@@ -220,7 +220,7 @@ def refused_once() -> None:
 
 
 def draw(rng: np.random.Generator) -> dict[str, Any]:
-    """The arguments of `call`: windows of up to 16 along 1 to 3 axes, sizes small and large."""
+    """Random arguments of `call`: windows up to 16 along 1 to 3 axes, small and large sizes."""
     n = int(rng.integers(1, 4))
     most = (4096, 300, 80)[n - 1] if rng.random() < 0.6 else (40, 24, 16)[n - 1]
     sizes = [int(rng.integers(1, most + 1)) for _ in range(n)]
@@ -264,7 +264,7 @@ def describe(drawn: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Compile what was refused once, then drawn calls until they or the time are used up."""
+    """Compile what once failed, then random calls until their number or the time is reached."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

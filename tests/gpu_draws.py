@@ -1,7 +1,7 @@
-"""Drawn calls of the general functions for the GPU kernels: any rank, any pooled axes, any layout of memory.
+"""Random calls of the general functions for the GPU kernels: any rank, pooled axes and memory layout.
 
-`gpu_checks.py` runs a few of them in the interpreter, more on a GPU. New memory is filled with what no result
-has while they run, so an element that no kernel wrote is seen. Answers are those of the oracle.
+`gpu_checks.py` runs a few of them in the interpreter and more on a GPU, in poisoned memory, so that elements
+that no kernel wrote are detected. Expected values come from the oracle.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int
 
 @dataclass
 class Draw:
-    """A call of `pool` or `adaptive_pool`, its input as laid out in memory, and the oracle's windows."""
+    """A call of `pool` or `adaptive_pool`, its input in its memory layout, and the oracle's windows."""
 
     x: torch.Tensor
     function: str
     window: tuple[int, ...]
     options: dict[str, Any]
     plan: oracle.Plan
-    counts: Any  # what an average divides by
+    counts: Any  # divisors of averages
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ def draw(rng: np.random.Generator, device: str, large: int = 7) -> Draw:
     chosen = rng.permutation(ndim)[:n]
     leads, pooled = [1, 2, 2, 3], large
     if rng.random() < 0.25:
-        # Leading axes between all pooled ones, few of which memory joins.
+        # Leading axes between all pooled ones, few of which can be merged.
         ndim, chosen, leads, pooled = 6, rng.permutation([1, 3, 5]), [2, 3], 4
     axes = tuple(int(a) for a in (sorted(chosen) if rng.random() < 0.6 else chosen))
     shape = [int(rng.integers(1, pooled + 1) if a in axes else rng.choice(leads)) for a in range(ndim)]
@@ -98,7 +98,7 @@ def _sliding(
 
 
 def lay_out(rng: np.random.Generator, values: torch.Tensor, device: str) -> torch.Tensor:
-    """The values somewhere in memory: axes in any order, with gaps, not at its beginning, or expanded."""
+    """The values in a random memory layout: permuted axes, gaps, an offset, or expanded."""
     kind = rng.integers(4)
     if kind == 0:
         return values.contiguous().to(device)
@@ -120,18 +120,18 @@ def lay_out(rng: np.random.Generator, values: torch.Tensor, device: str) -> torc
 
 
 def check(rng: np.random.Generator, call: Draw, device: str) -> None:
-    """Values, indices, gradients and what is unpooled, against the oracle."""
+    """Compare values, indices, gradients and unpooling with the oracle."""
     reduce, axes, function = call.options["reduce"], call.axes, getattr(ndpool, call.function)
     x = call.x.detach().cpu().double().numpy()
     sizes = tuple(x.shape[a] for a in axes)
-    picks = reduce in ("max", "min")
-    if picks:
+    has_index = reduce in ("max", "min")
+    if has_index:
         values, indices = on_axes(oracle.select, x, axes, call.plan, reduce == "min")
         got, places = function(call.x, call.window, **call.options, return_indices=True)
         _same(got, values, call, exact=True)
         _same(places, indices, call, exact=True)
         if indices.size and indices.max() >= prod(sizes):
-            return  # the index of a window that steps over the whole input lies outside, as PyTorch's does
+            return  # the index of a window without elements lies outside, as PyTorch's does
         laid = tuple(lay_out(rng, t.cpu(), device) for t in (got, places))
         back = ndpool.unpool(*laid, sizes, axes=axes)
         pair = (t.cpu().double().numpy() for t in laid)
@@ -149,25 +149,25 @@ def check(rng: np.random.Generator, call: Draw, device: str) -> None:
         if reduce == "avg":
             values = values / _along(call.counts, axes, x.ndim)
             values = values if call.x.is_floating_point() else np.trunc(values)
-    _same(function(call.x, call.window, **call.options), values, call, exact=picks)
+    _same(function(call.x, call.window, **call.options), values, call, exact=has_index)
     if not call.x.is_floating_point() or reduce == "lp":
         return
     leaf = call.x.detach().requires_grad_()
     y = function(leaf, call.window, **call.options)
-    _same(y, values, call, exact=picks)
+    _same(y, values, call, exact=has_index)
     given = lay_out(rng, torch.from_numpy(rng.integers(-3, 4, values.shape)).to(y.dtype), device)
     (g,) = torch.autograd.grad(y, leaf, given)
     grad = given.cpu().double().numpy()
-    if picks:
+    if has_index:
         (want,) = _of_two(oracle.max_pool_backward, grad, indices, axes, sizes)
     else:
         shares = grad / _along(call.counts, axes, x.ndim) if reduce == "avg" else grad
         (want,) = on_axes(oracle.spread, shares, axes, call.plan, sizes)
-    _same(g, want, call, exact=picks)
+    _same(g, want, call, exact=has_index)
 
 
 def _along(counts: Any, axes: tuple[int, ...], ndim: int) -> Any:
-    """The counts of the pooled axes, as they are given, in the places of these axes."""
+    """The divisors, moved to the pooled axes."""
     return np.moveaxis(counts.reshape((1,) * (ndim - len(axes)) + counts.shape), range(-len(axes), 0), axes)
 
 

@@ -251,6 +251,34 @@ def test_the_transposed_plan_gives_for_each_input_the_outputs_that_contain_it(si
         assert_transposed(geometry.adaptive("f", (size,), out).axes[0], (size, out))
 
 
+@pytest.mark.parametrize("size", [1, 5, 13])
+def test_phases_repeat_with_the_stride(size):
+    for k, s, d, p in product(range(1, 7), range(1, 6), range(1, 5), range(4)):
+        try:
+            plan = axis(size, k, s, min(p, k // 2), d, False)
+        except ValueError:
+            continue
+        firsts, counts, spacing = plan.phases()
+        for i in range(size):
+            n, phase = divmod(i, s)
+            contain = range(firsts[phase] + n, firsts[phase] + n + counts[phase] * spacing, spacing)
+            window = plan.transposed().window(i)
+            assert [o for o in contain if 0 <= o < plan.out] == taps_of(window), (k, s, d, p, i)
+
+
+def test_all_windows_at_once():
+    for size, k, s, d in product((1, 5, 12), range(1, 6), range(1, 4), range(1, 4)):
+        try:
+            plan = axis(size, k, s, k // 2, d, True)
+        except ValueError:
+            continue
+        starts, counts = plan.windows()
+        for o, (start, count) in enumerate(zip(starts, counts, strict=True)):
+            window = plan.window(o)
+            assert window.taps == count, (size, k, s, d, o)
+            assert not count or window.start == start, (size, k, s, d, o)
+
+
 def test_windows_of_each_plane_are_transposed_plane_by_plane():
     samples = np.random.default_rng(0).random((5, 2))
     for plan in geometry.fractional("f", (17, 23), samples, 3, (4, 9), None).axes:

@@ -1,6 +1,6 @@
-"""The GPU kernels in Triton's interpreter, on CPU tensors: the checks of gpu_checks.py in fresh processes.
+"""The GPU kernels in Triton's interpreter, on CPU tensors: gpu_checks.py in fresh processes.
 
-The interpreter has to be chosen before Triton is imported, and nothing else should meet it.
+The interpreter must be selected before Triton is imported, and nothing else should run in it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if find_spec("torch") is None or find_spec("triton") is None:
 
 HERE = Path(__file__).parent
 ALONE = ["oracle", "zeros_of_both", "nothing_beside", "is_written", "each_kind"]
-PARTS = [*ALONE, " and ".join(f"not {part}" for part in [*ALONE, "every_way"])]
-PARTS += [f"every_way and {kind}" for kind in ("not adaptive", "adaptive_avg", "adaptive_max")]
+PARTS = [*ALONE, " and ".join(f"not {part}" for part in [*ALONE, "every_case"])]
+PARTS += [f"every_case and {kind}" for kind in ("not adaptive", "adaptive_avg", "adaptive_max")]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -34,12 +34,12 @@ def test_kernels(part):
 
 
 def test_kernels_compile():
-    """For a device that is not there: what was refused once, and a few drawn calls."""
+    """Without a GPU: what once failed to compile, and a few random calls."""
     print(run_python(HERE / "gpu_compile.py", "--draws", "5", CUDA_VISIBLE_DEVICES=""))
 
 
 def test_machine_code():
-    """What was refused once, through Triton's own assembler."""
+    """What once failed to compile, through Triton's own assembler."""
     spec = find_spec("triton")
     assert spec is not None
     assert spec.origin is not None

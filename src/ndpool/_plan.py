@@ -63,6 +63,16 @@ class AxisPlan:
         start, taps = self._clipped(first, 0, self.size)
         return Window(start, taps, self.step, self._clipped(first, *self.bounds)[1])
 
+    def windows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """First inputs and numbers of taps of all windows, clipped to the input."""
+        if self.starts is not None and self.counts is not None:
+            return self.starts, self.counts
+        first = self.origin + self.stride * np.arange(self.out, dtype=np.int64)
+        lead = np.maximum(0, -(first // self.step))
+        starts = first + lead * self.step
+        ends = np.minimum(self.kernel - lead, -((starts - self.size) // self.step))
+        return starts, np.maximum(0, ends)
+
     def _clipped(self, first: int, lo: int, hi: int) -> tuple[int, int]:
         """Start and number of the taps in [lo, hi) of the window that begins at `first`."""
         lead = max(0, -((first - lo) // self.step))
@@ -126,6 +136,20 @@ class AxisPlan:
             for rows in (ends, starts)
         )
         return irregular(self.out, firsts, lasts - firsts)
+
+    def phases(self) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+        """For the first `stride` inputs of a regular axis the outputs that contain them, none left out.
+
+        First outputs, numbers of outputs and their spacing, as if there were outputs on both sides: the first
+        may be negative. Input i + n*stride is contained in the outputs n later than those of input i.
+        """
+        reach = self.origin + (self.kernel - 1) * self.step
+        before = max(0, reach // self.stride)
+        out = before + max(1, (self.stride - 1 - self.origin) // self.stride + 1)
+        size, origin = min(self.size, self.stride), self.origin - before * self.stride
+        back = replace(self, size=size, out=out, origin=origin).transposed()
+        firsts, counts = back.windows()
+        return firsts - before, counts, back.step
 
     def _transposed_table(self) -> AxisPlan:
         # Input i is tap t of output o where o*stride == i - origin - t*step: outputs in one residue class.

@@ -1,7 +1,7 @@
-"""GPU pooling in Triton: finished windows and memory in, memory out; no argument checks.
+"""GPU pooling in Triton: plans and memory in, memory out; no argument checks.
 
-`memory` decides from shapes and strides how threads walk an array, `forward` and `backward` which kernel
-serves a plan (`planes` where windows are whole planes, `cells` where inputs share theirs), `parts` which
-windows are taken in several passes; `kernels` holds the kernels. Called by `frameworks/_torch_gpu.py` and its
-quick way alone.
+`memory` describes arrays by merged axes and strides. `forward` and `backward` choose a kernel for a plan and
+a layout (`strip`, `planes` and `regions` prepare particular kernels), `decompose` splits large windows into
+several passes, `launch` holds what launchers share, and `kernels` holds the kernels. Only the CUDA part of
+the PyTorch framework calls this package.
 """

@@ -1,7 +1,7 @@
-"""Backward: which kernel serves a plan on given memory, with which block shapes.
+"""Backward: choose the kernel and its block shapes for a plan and a memory layout.
 
-The choice follows from shapes, strides and the plan alone and is remembered with them. Called by
-`frameworks/_torch_gpu.py`.
+The choice depends only on shapes, strides and the plan, and is cached with them. Called by the CUDA part of
+the PyTorch framework.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ndpool._triton.cells import by_cells
-from ndpool._triton.forward import forward, rows_apart, uneven, unpadded
-from ndpool._triton.kernels.any_backward import any_backward_kernel
+from ndpool._triton.forward import forward, is_irregular, split_rows, unpadded
 from ndpool._triton.kernels.block_backward import block_backward_kernel
-from ndpool._triton.kernels.few_backward import few_backward_kernel
-from ndpool._triton.kernels.held_backward import held_backward_kernel
+from ndpool._triton.kernels.row_backward import row_backward_kernel
+from ndpool._triton.kernels.scatter_backward import scatter_backward_kernel
+from ndpool._triton.kernels.window_backward import window_backward_kernel
 from ndpool._triton.launch import (
     THREADS,
     Launch,
     Prepared,
     axis_numbers,
+    containing,
     divide_by,
-    holders,
+    is_dense,
     lanes_for,
     launcher,
+    layout_constants,
+    layout_numbers,
+    layout_strides,
+    max_overlap,
     merged,
-    most_holders,
-    needed,
-    nothing,
-    padded,
+    optional,
     runs,
-    strips,
-    walk_kind,
-    walk_numbers,
-    walk_strides,
+    tables,
+    three_axes,
+    transposed_tables,
     whole_planes,
 )
-from ndpool._triton.memory import Walk, channel_vector, next_power, walk, widest
+from ndpool._triton.memory import Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
+from ndpool._triton.regions import region_backward
 from ndpool.geometry import AxisPlan, Plan
 
-LARGE = 2**24  # elements of which a device has enough where every thread writes few
+LARGE = 2**24  # elements from which the device is busy even if every thread writes few
 
 
 @lru_cache(1024)
@@ -58,73 +59,71 @@ def backward(
     out_stride: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
-    picks: bool,
+    has_index: bool,
     divides: bool,
     divisor: int,
     aligned: bool,
 ) -> Launch | None:
-    """What writes the gradient of a pooling's input, or None where the output's needs a packed copy."""
+    """Return the launcher that writes the gradient of the input, or None if `grad` must be packed first."""
     memory: Any = (shape, stride, out_shape, out_stride)
     if stride[axes[-1]] == 1 or by_channels(plan, axes, shape, stride):
         plan, axes, *memory = merged(plan, axes, *memory)
-    w = walk(axes, *memory)
-    if w is None:
+    layout = layout_of(axes, *memory)
+    if layout is None:
         return None
-    three = padded(plan)
+    three = three_axes(plan)
     size = dtype.itemsize if aligned else 10**9
     divide, by = divide_by(three, divides, divisor)
     common = {
-        "PICKS": picks,
+        "HAS_INDEX": has_index,
         "DIVIDE": divide,
         "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
-    } | walk_kind(w)
+    } | layout_constants(layout)
     last = three[2]
-    if whole_planes(three, w) and w.leads < 2 and w.wide[1] in (0, last.size):
-        return plane_backward(last.size, last.size * w.sizes[1], w.narrow[1], size, by, common)
-    if rows := rows_of_channels(three, w):
-        return channels_backward(w, rows, size, by, common)
-    if picks and not w.channels and prod(plan.sizes) >= 16 * prod(plan.out):
-        if prod(map(most_holders, three)) <= 8:
-            return _few(three, w, size, common, device)
-    if not picks and divide != 2 and strips(three) and all(a.stride == 1 for a in three):
-        return _mirrored(plan, axes, memory, dtype, device, divides, by, aligned)
+    if whole_planes(three, layout) and layout.leads < 2 and layout.input_strides[1] in (0, last.size):
+        return plane_backward(
+            last.size, last.size * layout.sizes[1], layout.output_strides[1], size, by, common
+        )
+    if rows := rows_of_channels(three, layout):
+        return channels_backward(layout, rows, size, by, common)
+    if has_index and not layout.channels and prod(plan.sizes) >= 16 * prod(plan.out):
+        if prod(map(max_overlap, three)) <= 8:
+            return _scatter(three, layout, size, common, device)
+    if not has_index and divide != 2 and is_dense(three) and all(a.stride == 1 for a in three):
+        return _over_transposed(plan, axes, memory, dtype, device, divides, by, aligned)
     found = None
-    if not picks and unpadded(three) and not (strips(three) and prod(a.stride for a in three) < 16):
-        found = by_cells(three, w, size, by, common, device)
-    if found is None and strips(three):
-        apart = rows_apart(plan, axes, memory, written=True) if prod(memory[0]) >= LARGE else None
-        rows_, rows_walk = apart or (three, w)
-        found = _blocks(rows_, rows_walk, size, by, common | walk_kind(rows_walk))
+    if not has_index and unpadded(three) and not (is_dense(three) and prod(a.stride for a in three) < 16):
+        found = region_backward(three, layout, size, by, common, device)
+    if found is None and is_dense(three):
+        rows_only = split_rows(plan, axes, memory, written=True) if prod(memory[0]) >= LARGE else None
+        rows_, rows_layout = rows_only or (three, layout)
+        found = _blocks(rows_, rows_layout, size, by, common | layout_constants(rows_layout))
     if found is not None:
         return found
-    # Sums are the same for all rows of a run, which the kernel for any window knows too.
-    rows = picks or (not w.channels and widest(size, last.size, *w.wide[1:5]) == 1)
-    if rows and unpadded(three) and max(most_holders(three[0]), most_holders(last)) <= 2:
-        return _held(three, w, size, by, common, device)
-    return _any_backward(three, w, size, by, common, device)
+    # The gradient of a sum is the same for all rows of a run, which the window kernel also exploits.
+    rows = has_index or (not layout.channels and widest(size, last.size, *layout.input_strides[1:5]) == 1)
+    if rows and unpadded(three) and max(max_overlap(three[0]), max_overlap(last)) <= 2:
+        return _rows(three, layout, size, by, common, device)
+    return _windows(three, layout, size, by, common, device)
 
 
-def most_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:
-    """How many windows of an axis a kernel looks at for one input: those that hold it, or some more."""
-    return max(most_holders(axis), min(2, axis.out) if uneven(axes) else 1)
+def overlap_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:
+    """How many windows of an axis a kernel visits per input: at least those that contain it."""
+    return max(max_overlap(axis), min(2, axis.out) if is_irregular(axes) else 1)
 
 
 def one_window(axis: AxisPlan, vec: int) -> bool:
-    """Whether neighbours in a vector are always in one window, and in no other."""
+    """Whether all elements of a vector are always in the same, single window."""
     alike = axis.regular and axis.step == 1 and axis.stride == axis.kernel == axis.tap_range()[1]
     return alike and axis.origin == 0 and vec > 1 and axis.kernel % vec == 0
 
 
 @lru_cache(1024)
-def _mirror(plan: Plan) -> Plan:
-    """The windows of outputs that hold an input, where all have stride 1: they are windows of stride 1."""
-    axes = []
-    for a in plan.axes:
-        axes.append(AxisPlan(a.out, a.size, a.kernel, 1, 1, 1 - a.kernel - a.origin, (0, a.out)))
-    return Plan(axes)
+def _transposed(plan: Plan) -> Plan:
+    return plan.transposed()
 
 
-def _mirrored(
+def _over_transposed(
     plan: Plan,
     axes: tuple[int, ...],
     memory: Any,
@@ -135,8 +134,8 @@ def _mirrored(
     aligned: bool,
 ) -> Launch | None:
     shape, stride, out_shape, out_stride = memory
-    wide = (out_shape, out_stride, shape, stride, dtype, dtype, device)
-    run = forward(_mirror(plan), axes, *wide, 2, 0, divides, by, aligned)
+    swapped = (out_shape, out_stride, shape, stride, dtype, dtype, device)
+    run = forward(_transposed(plan), axes, *swapped, 2, 0, divides, by, aligned)
     if run is None:
         return None
     if isinstance(run, Prepared):
@@ -148,14 +147,20 @@ def _mirrored(
     return launch
 
 
+def _outputs_of_block(axis: AxisPlan) -> tuple[int, int]:
+    """First output that contains any of the inputs 0 to stride - 1, and how many more outputs do."""
+    firsts, counts, _, _ = containing(axis, tabled=False)
+    first, last = firsts[counts > 0], (firsts + counts - 1)[counts > 0]
+    return int(first.min()), int(last.max() - first.min())
+
+
 def _blocks(
-    axes: tuple[AxisPlan, ...], w: Walk, itemsize: int, by: int, common: dict[str, Any]
+    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch | None:
     d, h, last = axes
-    low = [-((a.kernel - 1 + a.origin) // a.stride) for a in axes]
-    more = [(a.stride - 1 - a.origin) // a.stride - m for a, m in zip(axes, low, strict=True)]
-    vec = x_unit = y_unit = channel_vector(w, itemsize)
-    columns = not w.channels and w.wide[5] == 1 and w.narrow[5] == 1
+    low, more = zip(*map(_outputs_of_block, axes), strict=True)
+    vec = x_unit = y_unit = channel_vector(layout, itemsize)
+    columns = not layout.channels and layout.input_strides[5] == 1 and layout.output_strides[5] == 1
     outs, first, shift, vectors, chunk = 1, 0, 0, 1, 1
     most = widest(itemsize) if columns else 8
     if columns:
@@ -166,41 +171,43 @@ def _blocks(
         first, shift = divmod(low[2], vec)
         vectors = -(-(shift + outs + more[2]) // vec)
         x_unit = (
-            chunk if last.size % (outs * last.stride) == 0 and not any(s % chunk for s in w.wide[1:5]) else 1
+            chunk
+            if last.size % (outs * last.stride) == 0 and not any(s % chunk for s in layout.input_strides[1:5])
+            else 1
         )
-        y_unit = vec if last.out % vec == 0 and not any(s % vec for s in w.narrow[1:5]) else 1
+        y_unit = vec if last.out % vec == 0 and not any(s % vec for s in layout.output_strides[1:5]) else 1
     elif all(a.kernel <= a.stride for a in axes):
         vec = x_unit = y_unit = min(vec, max(1, 8 // itemsize))
-    large = prod(w.sizes) * prod(a.size for a in axes) >= LARGE
+    large = prod(layout.sizes) * prod(a.size for a in axes) >= LARGE
     rows, loop_h = 1 if large and h.kernel <= h.stride else 8 if large and columns and vec == 1 else 4, False
     across = vectors if columns else more[2] + 1
-    while not columns and vec > 1 and across * vec * (1 + common["PICKS"]) > 64:
+    while not columns and vec > 1 and across * vec * (1 + common["HAS_INDEX"]) > 64:
         vec = x_unit = y_unit = vec // 2
-    held = (more[0] + 1) * across * vec * (1 + common["PICKS"])
+    in_registers = (more[0] + 1) * across * vec * (1 + common["HAS_INDEX"])
     blocks_h, each = -(-h.size // h.stride), d.stride * h.stride * outs * last.stride
-    while rows > 1 and (held * (rows + more[1]) > 80 or rows >= 2 * blocks_h or rows * each > 64):
+    while rows > 1 and (in_registers * (rows + more[1]) > 80 or rows >= 2 * blocks_h or rows * each > 64):
         rows //= 2
-    if held * (rows + more[1]) > 100:
+    if in_registers * (rows + more[1]) > 100:
         rows, loop_h = 1, True
-    if each * (1 if columns else vec) > 64 or held > 100 or outs * last.stride > most:
+    if each * (1 if columns else vec) > 64 or in_registers > 100 or outs * last.stride > most:
         return None
     n_w = -(-last.size // (last.stride * outs))
-    n_c = w.sizes[0] if columns else w.sizes[0] // vec
-    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
+    n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
+    n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
     lanes = lanes_for(n_lanes, 2 * THREADS if rows == 8 else THREADS)
     n_strips = -(-blocks_h // rows)
     blocks_d = -(-d.size // d.stride)
     grid = -(-n_lanes // lanes) * blocks_d * n_strips
-    wide = [s // x_unit for s in w.wide]
-    narrow = [s // y_unit for s in w.narrow]
+    x_strides = [s // x_unit for s in layout.input_strides]
+    y_strides = [s // y_unit for s in layout.output_strides]
     if not columns and vec > 1:
-        wide[0] = narrow[0] = 1
-    parts = [*needed(n_strips * blocks_d > 1, n_strips), *needed(blocks_d > 1, blocks_d)]
-    numbers: list[Any] = walk_numbers(n_lanes, n_c, n_w, w, *parts)
-    numbers += walk_strides(wide, w) + walk_strides(narrow, w)
+        x_strides[0] = y_strides[0] = 1
+    parts = [*optional(n_strips * blocks_d > 1, n_strips), *optional(blocks_d > 1, blocks_d)]
+    numbers: list[Any] = layout_numbers(n_lanes, n_c, n_w, layout, *parts)
+    numbers += layout_strides(x_strides, layout) + layout_strides(y_strides, layout)
     numbers += [a.size for a in axes] + [a.out for a in axes]
-    numbers += needed(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
-    numbers += [by, 1 / by, *parts, *needed(loop_h, more[1])]
+    numbers += optional(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
+    numbers += [by, 1 / by, *parts, *optional(loop_h, more[1])]
     constants = common | {
         "COLUMNS": columns,
         "FIRST_VECTOR": first,
@@ -222,142 +229,167 @@ def _blocks(
     return launcher(block_backward_kernel, grid, numbers, constants, [], itemsize < 16)
 
 
-def _held(
+def _rows(
     axes: tuple[AxisPlan, ...],
-    w: Walk,
+    layout: Layout,
     itemsize: int,
     by: int,
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch:
     last = axes[2]
-    vec, x_unit, y_unit, columns = _inputs(last, w, itemsize)
+    vec, x_unit, y_unit, columns = _inputs(last, layout, itemsize)
     n_w = -(-last.size // (vec if columns else 1))
-    n_c = w.sizes[0] if columns else w.sizes[0] // vec
-    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
-    lanes = THREADS * (4 if vec == 1 else 1 if common["PICKS"] and vec > 4 else 2)
+    n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
+    n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
+    lanes = THREADS * (4 if vec == 1 else 1 if common["HAS_INDEX"] and vec > 4 else 2)
     lanes = lanes_for(n_lanes, lanes)
     bounds = runs(axes[1], device)
     n_runs = len(bounds) - 1
-    # About 32 rows to a program, and enough programs for a large device.
+    # About 32 rows per program, but enough programs to fill a large device.
     blocks = -(-n_lanes // lanes) * axes[0].size
     each = max(1, min(-(-32 * n_runs // axes[1].size), n_runs * blocks // 2048))
     groups = -(-n_runs // each)
-    wide, narrow = [s // x_unit for s in w.wide], [s // y_unit for s in w.narrow]
+    x_strides, y_strides = (
+        [s // x_unit for s in layout.input_strides],
+        [s // y_unit for s in layout.output_strides],
+    )
     if not columns and vec > 1:
-        wide[0] = narrow[0] = 1
-    numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, groups, axes[0].size), *wide, *narrow]
+        x_strides[0] = y_strides[0] = 1
+    numbers: list[Any] = [
+        *layout_numbers(n_lanes, n_c, n_w, layout, groups, axes[0].size),
+        *x_strides,
+        *y_strides,
+    ]
     numbers += [axes[0].size, axes[1].kernel, last.kernel, n_runs, groups, each, by, 1 / by]
     constants = common | {
-        "MOST_D": most_of(axes[0], axes),
-        "MOST_W": most_of(last, axes),
+        "OVERLAP_D": overlap_of(axes[0], axes),
+        "OVERLAP_W": overlap_of(last, axes),
         "COLUMNS": columns,
-        "SHARED": columns and one_window(last, vec),
+        "ONE_WINDOW": columns and one_window(last, vec),
         "X_UNIT": x_unit,
         "Y_UNIT": y_unit,
         "VEC": vec,
         "LANES": lanes,
         "num_warps": min(4, lanes // 32),
     }
-    given = [t for a in axes for t in holders(a, device)] + [bounds]
-    return launcher(held_backward_kernel, blocks * groups, numbers, constants, given, itemsize < 16)
+    given = [t for a in axes for t in (*tables(a, device), *transposed_tables(a, True, device))] + [bounds]
+    return launcher(row_backward_kernel, blocks * groups, numbers, constants, given, itemsize < 16)
 
 
-def _inputs(last: AxisPlan, w: Walk, itemsize: int) -> tuple[int, int, int, bool]:
-    """How many inputs a lane has, the units of both memories, and whether they are along the last axis."""
-    vec = channel_vector(w, itemsize)
-    if not w.channels and w.wide[5] == 1 and last.size > 1:
-        # Neighbouring inputs, each with outputs of its own.
-        vec = widest(itemsize, last.size, *w.wide[1:5])
+def _inputs(last: AxisPlan, layout: Layout, itemsize: int) -> tuple[int, int, int, bool]:
+    """Inputs per lane, vector units of both arrays, and whether the inputs lie along the last axis."""
+    vec = channel_vector(layout, itemsize)
+    if not layout.channels and layout.input_strides[5] == 1 and last.size > 1:
+        # Neighbouring inputs, each with its own outputs.
+        vec = widest(itemsize, last.size, *layout.input_strides[1:5])
         return vec, vec, 1, True
     return vec, vec, vec, False
 
 
-def _any_backward(
+def _windows(
     axes: tuple[AxisPlan, ...],
-    w: Walk,
+    layout: Layout,
     itemsize: int,
     by: int,
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch:
     last = axes[2]
-    vec, x_unit, y_unit, columns = _inputs(last, w, itemsize)
+    vec, x_unit, y_unit, columns = _inputs(last, layout, itemsize)
     n_w = -(-last.size // (vec if columns else 1))
-    n_c = w.sizes[0] if columns else w.sizes[0] // vec
-    n_lanes = n_c * n_w * w.sizes[1] * w.sizes[2]
+    n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
+    n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
     lanes = lanes_for(n_lanes, THREADS)
     bounds = runs(axes[1], device)
-    if common["PICKS"]:
-        # Gradients of picks differ from row to row: rows only share what the last axis needs.
+    if common["HAS_INDEX"]:
+        # Gradients of max pooling differ from row to row; rows share only the work on the last axis.
         bounds = torch.arange(0, axes[1].size + 8, 8, dtype=torch.int32, device=device).clamp_(
             max=axes[1].size
         )
     n_runs = len(bounds) - 1
     grid = -(-n_lanes // lanes) * axes[0].size * n_runs
-    wide, narrow = [s // x_unit for s in w.wide], [s // y_unit for s in w.narrow]
+    x_strides, y_strides = (
+        [s // x_unit for s in layout.input_strides],
+        [s // y_unit for s in layout.output_strides],
+    )
     if not columns and vec > 1:
-        wide[0] = narrow[0] = 1
-    most, tabled = most_of(last, axes), uneven(axes)
-    held = [nothing(device) * 4 if a.regular and not tabled else holders(a, device) for a in axes]
+        x_strides[0] = y_strides[0] = 1
+    most, tabled = overlap_of(last, axes), is_irregular(axes)
     common = common | {"DILATED": any(a.step > 1 for a in axes)}
-    numbers: list[Any] = [*walk_numbers(n_lanes, n_c, n_w, w, n_runs, axes[0].size), *wide, *narrow]
-    numbers += [n for a in axes for n in axis_numbers(a)] + [most, n_runs, by, 1 / by]
+    given: list[Any] = []
+    for a in axes:
+        own = tables(a, device) if tabled or not a.regular else (None, None)
+        given += [*own, *transposed_tables(a, tabled, device)]
+    numbers: list[Any] = [
+        *layout_numbers(n_lanes, n_c, n_w, layout, n_runs, axes[0].size),
+        *x_strides,
+        *y_strides,
+    ]
+    numbers += [n for a in axes for n in (*axis_numbers(a), *containing(a, tabled)[2:])]
+    numbers += [most, n_runs, by, 1 / by]
     constants = common | {
-        "TABLE_D": tabled or not axes[0].regular,
-        "TABLE_H": tabled or not axes[1].regular,
-        "TABLE_W": tabled or not axes[2].regular,
-        "MOST": min(most, 2),
+        "OVERLAP": min(most, 2),
         "COLUMNS": columns,
-        "SHARED": columns and one_window(last, vec),
+        "ONE_WINDOW": columns and one_window(last, vec),
         "X_UNIT": x_unit,
         "Y_UNIT": y_unit,
         "VEC": vec,
         "LANES": lanes,
         "num_warps": lanes // 32,
     }
-    given = [t for found in held for t in found] + [bounds]
-    return launcher(any_backward_kernel, grid, numbers, constants, given, itemsize < 16)
+    return launcher(window_backward_kernel, grid, numbers, constants, [*given, bounds], itemsize < 16)
 
 
-def _few(
+def _scatter(
     axes: tuple[AxisPlan, ...],
-    w: Walk,
+    layout: Layout,
     itemsize: int,
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch:
-    """Windows so large that most inputs get nothing: zeros, and what each output took."""
+    """For windows so large that most gradients are zero: write zeros, then scatter one value per output."""
     outs, plane = prod(a.out for a in axes), prod(a.size for a in axes)
-    n_planes = w.sizes[0] * w.sizes[1] * w.sizes[2]
+    n_planes = layout.sizes[0] * layout.sizes[1] * layout.sizes[2]
     n_lanes = n_planes * outs
     lanes = lanes_for(n_lanes, THREADS)
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
-    if not w.channels and w.leads < 2 and w.wide[1] in (0, plane) and w.wide[5] == 1 and plane <= 2**16:
-        # So few planes that their zeros are still in the cache when the picks come.
+    if (
+        not layout.channels
+        and layout.leads < 2
+        and layout.input_strides[1] in (0, plane)
+        and layout.input_strides[5] == 1
+        and plane <= 2**16
+    ):
+        # Few enough planes that their zeros are still in the cache when the values are scattered.
         lanes = THREADS // 2 if itemsize < 4 and outs <= THREADS // 2 else THREADS
         planes = min(n_planes, next_power(-(-(2**10) // plane)), max(1, lanes // outs))
         vec = widest(itemsize)
         lanes_each, zeros_each, zeros = planes * outs, planes * plane, n_planes * plane
     numbers: list[Any] = [lanes_each, zeros_each, zeros]
-    numbers += [*walk_numbers(n_lanes, w.sizes[0], outs, w), *w.wide, *w.narrow]
-    numbers += [n for a in axes for n in axis_numbers(a)]
-    given: list[Tensor] = []
-    tabled = uneven(axes)
+    numbers += [
+        *layout_numbers(n_lanes, layout.sizes[0], outs, layout),
+        *layout.input_strides,
+        *layout.output_strides,
+    ]
+    tabled = is_irregular(axes)
+    given: list[Tensor | None] = []
     for a in axes:
-        starts, _, firsts, ends = nothing(device) * 4 if a.regular and not tabled else holders(a, device)
-        given += [starts, firsts, ends]
-    constants = {key: common[key] for key in ("COMPUTE", "WIDE", "CHANNELS", "LEADS")} | {
+        numbers += [*axis_numbers(a), *containing(a, tabled)[2:]]
+        starts = tables(a, device)[0] if tabled or not a.regular else None
+        given += [starts, *transposed_tables(a, tabled, device)]
+    constants = {key: common[key] for key in ("COMPUTE", "INT64", "CHANNELS", "LEADS")} | {
         "VEC": vec,
         "EDGES": vec > 0 and zeros_each % vec > 0,
         "ONCE": lanes_each <= lanes,
+        "DILATED": any(a.step > 1 for a in axes),
         "LANES": lanes,
         "num_warps": lanes // 32,
     }
     for name, a in zip("DHW", axes, strict=True):
-        constants |= {f"TABLE_{name}": tabled or not a.regular, f"MOST_{name}": most_of(a, axes)}
+        constants[f"OVERLAP_{name}"] = overlap_of(a, axes)
     grid = -(-n_lanes // lanes_each)
-    write = launcher(few_backward_kernel, grid, numbers, constants, given, itemsize < 16)
+    write = launcher(scatter_backward_kernel, grid, numbers, constants, given, itemsize < 16)
     if vec:
         return write
 

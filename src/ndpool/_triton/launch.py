@@ -1,11 +1,12 @@
-"""What the launchers share: compute types, window tables in device memory, and the launch itself.
+"""What launchers share: compute types, window tables in device memory, and the launch itself.
 
-Sizes travel as plain arguments: another size compiles nothing new.
+Sizes are run-time arguments: a new size does not compile a new kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, prod
@@ -18,15 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool import _explain
-from ndpool._triton.kernels.lanes import EARLY
-from ndpool._triton.memory import LIMIT, Walk
+from ndpool._triton.kernels.indexing import USE_PDL
+from ndpool._triton.memory import LIMIT, Layout
 from ndpool.geometry import AxisPlan, Plan
 
 Launch = Callable[..., None]
-current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # PyTorch without CUDA has none
+current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None in a PyTorch without CUDA
 THREADS = 128
-MAX, SUM, SQUARES = 0, 2, 3  # as `reductions` numbers them: a norm is the root of a sum of squares
-LARGEST = 4  # as the kernels' `reducers` do: a maximum, by other means
+MAX, SUM, SQUARES = 0, 2, 3  # as in `reductions`: an L2 norm is the root of a sum of squares
+FAST_MAX = 4  # as in `kernels.reducers`: a maximum without the order of zeros
 _TRIVIAL = AxisPlan(1, 1, 1, 1, 1, 0, (0, 1))
 _WHOLE = {
     torch.uint8: tl.uint8,
@@ -41,7 +42,7 @@ _WHOLE = {
 
 
 def compute_type(dtype: torch.dtype, result: torch.dtype, sums: bool) -> Any:
-    """What a kernel computes in: the type itself, float32 for halves; sums of integers have 64 bits."""
+    """Type in which a kernel computes: float32 for half types, 64 bits for sums of integers."""
     if dtype.is_floating_point:
         return tl.float64 if torch.float64 in (dtype, result) else tl.float32
     if not sums:
@@ -51,8 +52,8 @@ def compute_type(dtype: torch.dtype, result: torch.dtype, sums: bool) -> Any:
     return tl.uint64 if dtype is torch.uint64 else tl.int64
 
 
-def worst(dtype: torch.dtype, op: int) -> float | int:
-    """What no element loses to; 0 for sums."""
+def identity(dtype: torch.dtype, op: int) -> float | int:
+    """Identity of the reduction: 0 for sums, else the value that every element beats or equals."""
     if op in (SUM, SQUARES):
         return 0
     if dtype.is_floating_point:
@@ -61,105 +62,109 @@ def worst(dtype: torch.dtype, op: int) -> float | int:
     return ends.max if op else ends.min
 
 
-def windows_of(axis: AxisPlan) -> tuple[Any, Any]:
-    """Where windows begin and how many taps they have; a regular axis must be without padding."""
-    if axis.starts is not None and axis.counts is not None:
-        return axis.starts, axis.counts
-    return axis.origin + axis.stride * np.arange(axis.out), np.full(axis.out, axis.kernel)
-
-
 @lru_cache(128)
 def tables(axis: AxisPlan, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where the windows of an axis begin and how many taps they have, in the device's memory."""
+    """First inputs and numbers of taps of all windows, in device memory."""
     kind = torch.int64 if axis.size > LIMIT else torch.int32
-    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in windows_of(axis))
+    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in axis.windows())
     return a, b
 
 
-@lru_cache
-def nothing(device: torch.device) -> tuple[Tensor]:
-    """In the place of a table that a regular axis does not need."""
-    return (torch.zeros(1, dtype=torch.int32, device=device),)
+@lru_cache(128)
+def containing(axis: AxisPlan, tabled: bool) -> tuple[Any, Any, int | None, int | None]:
+    """Outputs that contain each input: tables of the first and of their number, then period and spacing.
+
+    The tables of a regular axis repeat with its stride (`AxisPlan.phases`). With `tabled`, and for irregular
+    axes, they have one entry per input and the period is None. A spacing of 1 is None, too.
+    """
+    if axis.starts is not None and axis.starts.ndim != 1:
+        raise ValueError("ndpool: a backward pass needs windows that all planes share")
+    if tabled or not axis.regular:
+        return *axis.transposed().windows(), None, None
+    front, kernel = axis.tap_range()
+    inside = replace(axis, kernel=kernel, origin=axis.origin + front * axis.step)
+    firsts, counts, spacing = inside.phases()
+    return firsts, counts, axis.stride, spacing if axis.step > 1 else None
 
 
 @lru_cache(128)
-def holders(axis: AxisPlan, device: torch.device) -> tuple[Tensor, ...]:
-    """Beside `tables`, the outputs that hold each input: the first, and the one behind the last."""
-    starts, counts = windows_of(axis)
-    if starts.ndim != 1:
-        raise ValueError("ndpool: a backward pass needs windows that all planes share")
-    i = np.arange(axis.size)
-    found = np.searchsorted(starts + counts, i, "right"), np.searchsorted(starts, i, "right")
+def transposed_tables(axis: AxisPlan, tabled: bool, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The tables of `containing` in device memory."""
     kind = torch.int64 if axis.size > LIMIT else torch.int32
-    return tables(axis, device) + tuple(torch.from_numpy(t).to(kind).to(device) for t in found)
+    firsts, counts, _, _ = containing(axis, tabled)
+    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in (firsts, counts))
+    return a, b
+
+
+@lru_cache(128)
+def run_starts(axis: AxisPlan) -> Any:
+    """First inputs of runs that are contained in the same outputs."""
+    firsts, counts, _, _ = containing(axis, tabled=True)
+    change = (np.diff(counts) != 0) | ((np.diff(firsts) != 0) & (counts[1:] > 0))
+    return np.flatnonzero(np.r_[True, change])
 
 
 @lru_cache(128)
 def runs(axis: AxisPlan, device: torch.device) -> Tensor:
-    """Where runs of inputs begin that are in the same windows, and where the last ends."""
-    if axis.starts is None or axis.counts is None:
-        front, kernel = axis.tap_range()
-        first = np.arange(axis.out) * axis.stride + axis.origin + front * axis.step
-        # Dilated windows hold no two neighbours.
-        edges = [first, first + kernel] if axis.step == 1 else [np.arange(axis.size)]
-    else:
-        edges = [axis.starts, axis.starts + axis.counts]
-    # At most 64 rows stay together, or too few programs would write many.
-    edges += [np.arange(0, axis.size + 1, 64), np.array([axis.size])]
-    found = np.unique(np.concatenate(edges))
-    return torch.from_numpy(found[(found >= 0) & (found <= axis.size)]).to(torch.int32).to(device)
+    """Start of each run of inputs that are contained in the same outputs, and the end of the last run."""
+    # Runs of at most 64 rows, so that there are enough programs.
+    found = np.unique(np.concatenate([run_starts(axis), np.arange(0, axis.size, 64), [axis.size]]))
+    return torch.from_numpy(found).to(torch.int32).to(device)
 
 
-def most_holders(axis: AxisPlan) -> int:
-    """How many windows hold one input, at most."""
-    if axis.starts is not None and axis.counts is not None:
-        i = np.arange(axis.size)
-        held = np.searchsorted(axis.starts, i, "right") - np.searchsorted(
-            axis.starts + axis.counts, i, "right"
-        )
-        return int(held.max(initial=1))
-    _, kernel = axis.tap_range()
-    return -(-((kernel - 1) * axis.step + 1) // axis.stride)
+@lru_cache(1024)
+def max_overlap(axis: AxisPlan) -> int:
+    """The largest number of windows that contain one input."""
+    return int(containing(axis, tabled=False)[1].max(initial=1))
 
 
 def magic(by: int) -> int:
-    """What numbers below 2**31 are multiplied with and shifted by in place of a division by `lanes.over`."""
+    """Magic number with which `indexing.divide` replaces a division of numbers below 2**31 by `by`."""
     more = max(0, by - 1).bit_length()
     return 2**32 if by > LIMIT else ((1 << (31 + more)) // by + 1) | (more + 1) << 32
 
 
-def needed(condition: bool, *values: Any) -> list[Any]:
-    """The values, or None for each that a kernel does without: it then takes no place among the arguments."""
+def optional(condition: bool, *values: Any) -> list[Any]:
+    """The values if the condition holds, else None for each: the kernel then drops the argument."""
     return [value if condition else None for value in values]
 
 
-def walk_numbers(
-    n_lanes: int, n_c: int, n_w: int, w: Walk, *parts: int | None, lanes: int = LIMIT
+def layout_numbers(
+    n_lanes: int, n_c: int, n_w: int, layout: Layout, *parts: int | None, lanes: int = LIMIT
 ) -> list[int | None]:
-    """How programs of so many lanes are numbered, and what divides them; the parts come before lanes."""
-    counts = (*needed(w.channels, n_c), *needed(w.leads > 0, n_w), *needed(w.leads > 1, w.sizes[1]))
+    """Number of lanes, sizes that split it, and magic numbers; `parts` split the program number first."""
+    counts = (
+        *optional(layout.channels, n_c),
+        *optional(layout.leads > 0, n_w),
+        *optional(layout.leads > 1, layout.sizes[1]),
+    )
     magics = (n if n is None else magic(n) for n in (*counts, *parts))
-    return [*needed(n_lanes % lanes > 0, n_lanes), *counts, *magics]
+    return [*optional(n_lanes % lanes > 0, n_lanes), *counts, *magics]
 
 
-def walk_kind(w: Walk) -> dict[str, Any]:
-    """What kernels are told of a walk while they compile."""
-    return {"WIDE": w.big, "CHANNELS": w.channels, "LEADS": w.leads}
+def layout_constants(layout: Layout) -> dict[str, Any]:
+    """Compile-time constants that describe a layout."""
+    return {"INT64": layout.int64, "CHANNELS": layout.channels, "LEADS": layout.leads}
 
 
-def walk_strides(strides: Sequence[int], w: Walk) -> list[int | None]:
-    """The strides that a walk needs: of channels, two leading axes and three pooled ones."""
+def layout_strides(strides: Sequence[int], layout: Layout) -> list[int | None]:
+    """The strides that a kernel needs: of channels, of two leading axes and of three pooled axes."""
     c, first, second, *pooled = strides
-    return [*needed(w.channels, c), *needed(w.leads > 0, first), *needed(w.leads > 1, second), *pooled]
+    return [
+        *optional(layout.channels, c),
+        *optional(layout.leads > 0, first),
+        *optional(layout.leads > 1, second),
+        *pooled,
+    ]
 
 
-def padded(plan: Plan) -> tuple[AxisPlan, ...]:
-    """Three axes, the missing ones in front of one element."""
+def three_axes(plan: Plan) -> tuple[AxisPlan, ...]:
+    """The axes of a plan, preceded by axes of size 1 up to three."""
     return (_TRIVIAL,) * (3 - len(plan.axes)) + plan.axes
 
 
-def even_share(axes: tuple[AxisPlan, ...]) -> int:
-    """The divisor that all windows share, or 0."""
+def uniform_divisor(axes: tuple[AxisPlan, ...]) -> int:
+    """The divisor of every window, or 0 if they differ."""
     share = 1
     for a in axes:
         if not a.regular or a.origin < a.bounds[0] or a.end > a.bounds[1]:
@@ -168,15 +173,15 @@ def even_share(axes: tuple[AxisPlan, ...]) -> int:
     return share
 
 
-def strips(axes: tuple[AxisPlan, ...]) -> bool:
-    """Whether the windows are alike, without holes, and none of their taps was cropped."""
+def is_dense(axes: tuple[AxisPlan, ...]) -> bool:
+    """Whether windows are regular, have no dilation, and every tap lies inside the input in some window."""
     return all(a.regular and a.step == 1 and a.tap_range() == (0, a.kernel) for a in axes)
 
 
 def divide_by(axes: tuple[AxisPlan, ...], divides: bool, divisor: int) -> tuple[int, int]:
     if not divides:
         return 0, 1
-    by = divisor or even_share(axes)
+    by = divisor or uniform_divisor(axes)
     return (1, by) if by else (2, 1)
 
 
@@ -194,7 +199,7 @@ def merged(
     out_shape: tuple[int, ...],
     out_stride: tuple[int, ...],
 ) -> tuple[Any, ...]:
-    """The same with one pooled axis, where windows are planes whose axes follow each other in memory."""
+    """Merge the pooled axes into one, if windows are whole planes whose axes are contiguous to each other."""
     whole = all(
         a.out == 1 and a.regular and (a.kernel, a.origin, a.step) == (a.size, 0, 1) for a in plan.axes
     )
@@ -208,10 +213,10 @@ def merged(
 
 
 class Prepared:
-    """A kernel with all but its three arrays; once compiled it is called without Triton's own look-up.
+    """A kernel with all arguments except its three arrays; once compiled it bypasses Triton's cache look-up.
 
-    What that look-up finds does not change: the integers stay, and aligned addresses remain aligned. They are
-    handed over as integers, about which nothing is asked.
+    The look-up would find the same kernel: the integers are fixed and aligned addresses stay aligned.
+    Addresses are passed as integers, which need no inspection.
     """
 
     __slots__ = ("_again", "_arguments", "_grid", "_kernel", "direction", "name", "ready", "start")
@@ -220,11 +225,11 @@ class Prepared:
         self, kernel: Any, grid: int, arguments: tuple[Any, ...], constants: dict[str, Any], again: bool
     ) -> None:
         self._kernel, self._grid, self._again = kernel, (grid, 1, 1), again
-        self._arguments = arguments, constants | ({"launch_pdl": True} if EARLY.value else {})
+        self._arguments = arguments, constants | ({"launch_pdl": True} if USE_PDL.value else {})
         self.name = kernel.__name__.removesuffix("_kernel")
         self.direction = "backward" if self.name.endswith("backward") else "forward"
         self.ready = False
-        self.start: Any = None  # stream and three addresses -> None, once ready
+        self.start: Any = None  # (stream, three addresses) -> None, once ready
 
     def __call__(self, x: Tensor, y: Tensor, extra: Tensor) -> None:
         if _explain.recording:
@@ -257,14 +262,14 @@ def launcher(
     tables: Sequence[Tensor | None],
     aligned: bool,
 ) -> Prepared:
-    """The kernel on a grid with its tables and numbers; on aligned arrays it remembers what was compiled."""
+    """Bind a kernel to its grid, tables and numbers; on aligned arrays the compiled kernel is reused."""
     return Prepared(kernel, grid, (*tables, *numbers), constants, aligned)
 
 
 def _runner(made: Any) -> tuple[tuple[Any, ...], Callable[..., None]]:
-    """The function that starts a compiled kernel, and what it takes between stream and arguments.
+    """Function that starts a compiled kernel, and its arguments between the stream and the kernel's own.
 
-    Versions of Triton that were looked at have a short way; of others it is the one for everybody.
+    Uses the short internal call of known Triton versions, and the public call otherwise.
     """
     run = made.run
     if triton.__version__.startswith("3.6.") and not run.global_scratch_size + run.profile_scratch_size:
@@ -278,30 +283,41 @@ def _runner(made: Any) -> tuple[tuple[Any, ...], Callable[..., None]]:
 
 
 def lanes_for(n_lanes: int, most: int) -> int:
-    """How many lanes a program has: as many as given, or a warp where there are fewer in all."""
+    """Lanes per program: `most`, or one warp if there are fewer lanes in total."""
     return most if n_lanes >= most else 32
 
 
-def calls_next(grid: int, moved: int) -> bool:
-    """Whether programs that move so many bytes should call the next kernel in, which slows their start."""
+def launches_dependents(grid: int, moved: int) -> bool:
+    """Whether programs that move so many bytes should start the next kernel early, which delays them."""
     return grid < 2048 or moved >= 2**13
 
 
 def axis_numbers(a: AxisPlan) -> list[int]:
-    """An axis as the kernels for any window take it: taps that never meet the input are cut off."""
+    """An axis as the window kernels take it, without taps that are padding in every window."""
     front, kernel = a.tap_range()
     return [a.size, a.out, kernel, a.stride, a.step, a.origin + front * a.step, a.kernel, front, *a.bounds]
 
 
-def whole_planes(axes: tuple[AxisPlan, ...], w: Walk) -> bool:
-    """Whether windows are planes of contiguous memory; `merged` made one axis of them."""
+def whole_planes(axes: tuple[AxisPlan, ...], layout: Layout) -> bool:
+    """Whether windows are whole planes of contiguous memory, as `merged` leaves them."""
     d, h, last = axes
     one = d is h is _TRIVIAL and last.out == 1 and last.regular and last.kernel == last.size
-    return one and last.origin == 0 and not w.channels and w.wide[5] == 1 and 16 <= last.size < LIMIT // 2
+    return (
+        one
+        and last.origin == 0
+        and not layout.channels
+        and layout.input_strides[5] == 1
+        and 16 <= last.size < LIMIT // 2
+    )
 
 
-def packed(axes: tuple[AxisPlan, ...], w: Walk) -> bool:
-    """Whether the planes of the wide array follow each other in memory, and their rows too."""
+def packed(axes: tuple[AxisPlan, ...], layout: Layout) -> bool:
+    """Whether the planes of the input and their rows are contiguous, without gaps."""
     inner = [prod(a.size for a in axes[k + 1 :]) for k in range(3)]
-    rows = all(a.size == 1 or s == n for a, s, n in zip(axes, w.wide[3:], inner, strict=True))
-    return rows and not w.channels and w.leads < 2 and w.wide[1] in (0, prod(a.size for a in axes))
+    rows = all(a.size == 1 or s == n for a, s, n in zip(axes, layout.input_strides[3:], inner, strict=True))
+    return (
+        rows
+        and not layout.channels
+        and layout.leads < 2
+        and layout.input_strides[1] in (0, prod(a.size for a in axes))
+    )

@@ -1,7 +1,7 @@
-"""Unpooling: values go to their positions, and of several that meet the last in row-major order stays.
+"""Unpooling: scatter values to their indices; of repeated indices the last in row-major order wins.
 
-The number of a value stands for its order; the largest number that claims a position owns it, whichever
-came first. So the atomic maximum here leaves the same bits on every run.
+Each index is owned by the largest value number that claims it, regardless of the order of the claims, so the
+result is deterministic despite the atomic maximum.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The kernels themselves, one way of walking memory a file; `launch` chooses among them."""
+"""The kernels, one file per access pattern; `forward` and `backward` choose among them."""

@@ -1,14 +1,21 @@
-"""Backward by blocks: a lane owns inputs as many as the stride along each axis, and reads each output once.
+"""Backward by blocks: each lane owns one block of `stride` inputs per axis and reads each output once.
 
-For windows that are alike and have no dilation: which outputs hold which input is known while the kernel
-compiles. Every input gathers in rising order of the outputs, so the bits are the same on every run.
+For regular windows without dilation, so that the outputs that contain an input are known at compile time.
+Every input sums its outputs in increasing order, so the result is deterministic.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, lanes_of, split, wait_for_memory
-from ndpool._triton.kernels.reducers import columns_of, even_quotient, quotient, share_of, tile_of, widen
+from ndpool._triton.kernels.indexing import AXES, SIZES, base_of, lanes_of, split, wait_for_previous
+from ndpool._triton.kernels.reducers import (
+    columns_of,
+    quotient,
+    quotient_by_inverse,
+    share_of,
+    tile_of,
+    widen,
+)
 
 _SIZES = [*SIZES, *AXES, "strips", "blocks_d", "more_h"]
 
@@ -21,18 +28,18 @@ def _load(
     ok,
     by,
     inverse,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """The gradients of a tile of outputs, divided, and the taps they go to."""
+    """Gradients of a tile of outputs, divided, and their offsets."""
     g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
     if DIVIDE == 1:
-        g = even_quotient(g, by, inverse)
+        g = quotient_by_inverse(g, by, inverse)
     if DIVIDE == 2:
         g = quotient(g, by)
     tap = g
-    if PICKS:
+    if HAS_INDEX:
         tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
     return g, tap
 
@@ -78,11 +85,11 @@ def _outputs(
     Y_UNIT: tl.constexpr,
     VEC: tl.constexpr,
     LANES: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """One row of outputs that the lanes' inputs may need: gradients and taps, column by column."""
+    """One row of outputs that contain inputs of the lanes: gradients and offsets, column by column."""
     OUTS: tl.constexpr = VEC if COLUMNS else 1
     zero = w * 0
     along = tl.arange(0, VEC)[None, :]
@@ -96,27 +103,27 @@ def _outputs(
     if COLUMNS:
         for i in tl.static_range(VECTORS):
             if (i == 0 and SHIFT > 0 and SHIFT == VEC - 1) or i * VEC + 1 == SHIFT + OUTS + MORE_W:
-                # Of this vector only the last element is needed, or only the first.
+                # Only the last or only the first element of this vector is needed.
                 column = w * VEC + ((FIRST_VECTOR + i) * VEC + (SHIFT if i == 0 else 0))
                 there = ok & (column >= 0) & (column < out_w)
                 by_w = by
                 if DIVIDE == 2:
                     by_w = by * share_of(column * SW - PW, KW, 1, lo_w, hi_w)
-                v, tap = _load(grad, offsets, row + column, there, by_w, inverse, PICKS, DIVIDE, COMPUTE)
+                v, tap = _load(grad, offsets, row + column, there, by_w, inverse, HAS_INDEX, DIVIDE, COMPUTE)
                 for _j in tl.static_range(VEC):
                     g, taps = g + (v,), taps + (tap,)
             else:
                 columns = (w * VEC + (FIRST_VECTOR + i) * VEC)[:, None] + along
                 there = ok[:, None] & (columns >= 0) & (columns < out_w)
                 if Y_UNIT > 1:
-                    # Vectors lie inside or outside as a whole.
+                    # Vectors lie entirely inside or outside.
                     first = w * VEC + (FIRST_VECTOR + i) * VEC
                     there = (ok & (first >= 0) & (first < out_w))[:, None]
                 by_v = by
                 if DIVIDE == 2:
                     by_v = by * share_of(columns * SW - PW, KW, 1, lo_w, hi_w)
                 tile, tile_taps = _load(
-                    grad, offsets, row[:, None] + columns, there, by_v, inverse, PICKS, DIVIDE, COMPUTE
+                    grad, offsets, row[:, None] + columns, there, by_v, inverse, HAS_INDEX, DIVIDE, COMPUTE
                 )
                 g = g + columns_of(tile, LANES, VEC)
                 taps = taps + columns_of(tile_taps, LANES, VEC)
@@ -128,7 +135,7 @@ def _outputs(
             if DIVIDE == 2:
                 by_c = by * share_of(column * SW - PW, KW, 1, lo_w, hi_w)[:, None]
             at = (row + column * y_w * Y_UNIT)[:, None] + along
-            v, tap = _load(grad, offsets, at, there, by_c, inverse, PICKS, DIVIDE, COMPUTE)
+            v, tap = _load(grad, offsets, at, there, by_c, inverse, HAS_INDEX, DIVIDE, COMPUTE)
             g, taps = g + (v,), taps + (tap,)
     return g, taps
 
@@ -204,28 +211,27 @@ def block_backward_kernel(
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     LOOP_H: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
     """SD x (ROWS * SH) x (VEC * SW) inputs per lane, or SW for each of VEC channels.
 
-    Block b of an axis holds the inputs b*S to b*S + S - 1 and needs the outputs from b + LOW to
-    b + LOW + MORE.
+    Block b of an axis is the inputs b*S to b*S + S - 1; the outputs b + LOW to b + LOW + MORE contain them.
     """
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    wait_for_memory()
-    strip, bd, block = split(pid, strips, blocks_d, m_s, m_d, WIDE)
-    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
+    wait_for_previous()
+    strip, bd, block = split(pid, strips, blocks_d, m_s, m_d, INT64)
+    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, INT64)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT
     zero = w * 0
     OUTS: tl.constexpr = VEC if COLUMNS else 1  # blocks of a lane along the last axis
-    HEIGHT: tl.constexpr = 1 if LOOP_H else ROWS + MORE_H  # rows of outputs held
-    HELD: tl.constexpr = VECTORS * VEC if COLUMNS else 1 + MORE_W  # outputs per row
+    HEIGHT: tl.constexpr = 1 if LOOP_H else ROWS + MORE_H  # rows of outputs in registers
+    PER_ROW: tl.constexpr = VECTORS * VEC if COLUMNS else 1 + MORE_W  # outputs per row
     given = (
         grad,
         offsets,
@@ -274,7 +280,7 @@ def block_backward_kernel(
                     Y_UNIT,
                     VEC,
                     LANES,
-                    PICKS,
+                    HAS_INDEX,
                     DIVIDE,
                     COMPUTE,
                 )
@@ -296,8 +302,8 @@ def block_backward_kernel(
                 for md in tl.static_range(MORE_D + 1):
                     if rd + PD - (LOW_D + md) * SD >= 0 and rd + PD - (LOW_D + md) * SD < KD:
                         if LOOP_H:
-                            # Rows of outputs one by one: too many to hold. A name that lives here keeps its
-                            # type in the whole kernel.
+                            # Too many rows of outputs for the registers: load them one by one. A variable
+                            # assigned in this loop must have the same type in the entire kernel.
                             for mh in range(more_h + 1):
                                 v, tap = _outputs(
                                     bd + (LOW_D + md),
@@ -321,14 +327,14 @@ def block_backward_kernel(
                                     Y_UNIT,
                                     VEC,
                                     LANES,
-                                    PICKS,
+                                    HAS_INDEX,
                                     DIVIDE,
                                     COMPUTE,
                                 )
                                 th = rh + PH - (LOW_H + mh) * SH
-                                code = ((rd + PD - (LOW_D + md) * SD) * KH + th) * KW
+                                offset = ((rd + PD - (LOW_D + md) * SD) * KH + th) * KW
                                 part = _gathered(
-                                    sums, v, tap, code, OUTS, KW, SW, PW, LOW_W, MORE_W, SHIFT, PICKS
+                                    sums, v, tap, offset, OUTS, KW, SW, PW, LOW_W, MORE_W, SHIFT, HAS_INDEX
                                 )
                                 sums = _chosen(sums, part, zero + th, KH, OUTS * SW, COLUMNS)
                         else:
@@ -336,12 +342,23 @@ def block_backward_kernel(
                                 if rh + PH - (LOW_H + mh) * SH >= 0 and rh + PH - (LOW_H + mh) * SH < KH:
                                     v = ()
                                     tap = ()
-                                    for k in tl.static_range(HELD):
-                                        v = v + (g[(md * HEIGHT + i + mh) * HELD + k],)
-                                        tap = tap + (taps[(md * HEIGHT + i + mh) * HELD + k],)
-                                    code = (rd + PD - (LOW_D + md) * SD) * KH + rh + PH - (LOW_H + mh) * SH
+                                    for k in tl.static_range(PER_ROW):
+                                        v = v + (g[(md * HEIGHT + i + mh) * PER_ROW + k],)
+                                        tap = tap + (taps[(md * HEIGHT + i + mh) * PER_ROW + k],)
+                                    offset = (rd + PD - (LOW_D + md) * SD) * KH + rh + PH - (LOW_H + mh) * SH
                                     sums = _gathered(
-                                        sums, v, tap, code * KW, OUTS, KW, SW, PW, LOW_W, MORE_W, SHIFT, PICKS
+                                        sums,
+                                        v,
+                                        tap,
+                                        offset * KW,
+                                        OUTS,
+                                        KW,
+                                        SW,
+                                        PW,
+                                        LOW_W,
+                                        MORE_W,
+                                        SHIFT,
+                                        HAS_INDEX,
                                     )
                 if COLUMNS:
                     for k in tl.static_range(OUTS * SW // CHUNK):
@@ -364,7 +381,7 @@ def _gathered(
     sums,
     g,
     taps,
-    code,
+    offset,
     OUTS: tl.constexpr,
     KW: tl.constexpr,
     SW: tl.constexpr,
@@ -372,17 +389,17 @@ def _gathered(
     LOW_W: tl.constexpr,
     MORE_W: tl.constexpr,
     SHIFT: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
 ):
-    """The sums with what one row of outputs adds: output b + m holds input r with its tap r + P - m*S."""
+    """Add one row of outputs to the sums: output b + m contains input r at its tap r + P - m*S."""
     found = ()
     for q in tl.static_range(OUTS):
         for rw in tl.static_range(SW):
             total = sums[q * SW + rw]
             for mw in tl.static_range(MORE_W + 1):
                 if rw + PW - (LOW_W + mw) * SW >= 0 and rw + PW - (LOW_W + mw) * SW < KW:
-                    if PICKS:
-                        hit = taps[SHIFT + q + mw] == code + (rw + PW - (LOW_W + mw) * SW)
+                    if HAS_INDEX:
+                        hit = taps[SHIFT + q + mw] == offset + (rw + PW - (LOW_W + mw) * SW)
                         total += tl.where(hit, g[SHIFT + q + mw], 0)
                     else:
                         total += g[SHIFT + q + mw]
@@ -392,7 +409,7 @@ def _gathered(
 
 @triton.jit
 def _chosen(a, b, tap, KERNEL: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr):
-    """The tuple `b` where the tap is one, else `a`."""
+    """The tuple `b` where `tap` is a tap of the window, else `a`."""
     is_tap = (tap >= 0) & (tap < KERNEL)
     if not COLUMNS:
         is_tap = is_tap[:, None]

@@ -1,25 +1,25 @@
-"""Kernels for windows that are whole contiguous planes: many planes at once, whatever their size.
+"""Whole-plane windows in contiguous arrays, many planes per program.
 
-A lane merges a few elements, then the lanes of a plane are brought together; backward, planes are written as
-the flat memory they are.
+Forward, each lane reduces a few elements, then the lanes of a plane are merged. Backward, all planes are
+written as one flat array.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import call_next, over, wait_for_memory
+from ndpool._triton.kernels.indexing import divide, launch_dependents, wait_for_previous
 from ndpool._triton.kernels.reducers import (
     MIN,
-    NOWHERE,
+    NO_OFFSET,
     SUM,
     best_along,
     best_of,
     better,
-    even_quotient,
     merge,
     order_of,
+    positive_zero,
+    quotient_by_inverse,
     settled,
-    unsigned_zero,
     widen,
 )
 
@@ -45,24 +45,23 @@ def plane_forward_kernel(
     UNIT: tl.constexpr,
     SHIFTED: tl.constexpr,
     PARTS: tl.constexpr,
-    FILLED: tl.constexpr,
+    FULL: tl.constexpr,
     LEADS: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
     DIVIDE: tl.constexpr,
-    LOW: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
     """One output for each of PLANES planes, from WIDTH elements of each at a time.
 
-    UNIT elements are read at once, wherever planes begin: where these are SHIFTED, what a plane's first and
-    last vector hold beside it is left out. All vectors lie inside the input, whose length is a multiple of
-    UNIT. Planes of few PARTS are read at once, and fill the first FILLED of them for certain; others take a
-    loop, and PARTS is 0.
+    Loads are vectors of UNIT elements, all inside the input, whose length is a multiple of UNIT. If planes
+    are SHIFTED against the vectors, elements of the first and last vector outside the plane are masked. Small
+    planes take PARTS loads, the first FULL of them without a mask; large planes take a loop, and PARTS is 0.
     """
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
     plane = pid * PLANES + tl.arange(0, PLANES)
     live = plane < planes
@@ -79,28 +78,28 @@ def plane_forward_kernel(
         base = base // UNIT * UNIT
     slot = tl.arange(0, WIDTH)[None, :]
     at = x + base[:, None] + slot
-    wait_for_memory()
+    wait_for_previous()
     if PARTS > 0:
         found = ()
         for k in tl.static_range(PARTS):
             there = live[:, None]
-            if k >= FILLED:
+            if k >= FULL:
                 there = there & (slot // UNIT * UNIT < size + before - k * WIDTH)
-            found = found + (tl.load(at + k * WIDTH, mask=there, other=LOW),)
+            found = found + (tl.load(at + k * WIDTH, mask=there, other=IDENTITY),)
         value, where = _together(
-            found, slot, before, size, WIDTH, UNIT, SHIFTED, PARTS, FILLED, OP, KIND, LOW, COMPUTE
+            found, slot, before, size, WIDTH, UNIT, SHIFTED, PARTS, FULL, OP, KIND, IDENTITY, COMPUTE
         )
     else:
-        best = tl.full([PLANES, WIDTH], LOW, COMPUTE)
+        best = tl.full([PLANES, WIDTH], IDENTITY, COMPUTE)
         where = slot - before
         where = tl.where(where >= 0, where, where + WIDTH)
-        where = tl.where(where < size, where, NOWHERE)
+        where = tl.where(where < size, where, NO_OFFSET)
         for start in range(0, size + UNIT - 1, WIDTH):
             there = live[:, None] & (start + slot // UNIT * UNIT < size + before)
-            v = widen(tl.load(at + start, mask=there, other=LOW), COMPUTE)
-            # One comparison: what is before the first is huge without its sign.
+            v = widen(tl.load(at + start, mask=there, other=IDENTITY), COMPUTE)
+            # One comparison: as an unsigned number, an element before the plane is huge.
             i = start + slot - before
-            v = tl.where(i.to(tl.uint32) < size.to(tl.uint32), v, LOW)
+            v = tl.where(i.to(tl.uint32) < size.to(tl.uint32), v, IDENTITY)
             best, where = merge(best, where, v, i, OP, True)
         if OP == SUM:
             value, where = tl.sum(best, 1), tl.zeros([PLANES], tl.int32)
@@ -108,9 +107,9 @@ def plane_forward_kernel(
             value, where = best_along(best, where, 1, OP, KIND != 0)
     if OP == SUM:
         if DIVIDE == 1:
-            value = even_quotient(value, divisor, inverse)
+            value = quotient_by_inverse(value, divisor, inverse)
         else:
-            value = unsigned_zero(value)
+            value = positive_zero(value)
     if KIND != 0:
         tl.store(extra + to, where.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
@@ -126,23 +125,23 @@ def _together(
     UNIT: tl.constexpr,
     SHIFTED: tl.constexpr,
     PARTS: tl.constexpr,
-    FILLED: tl.constexpr,
+    FULL: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
-    LOW: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """The value of each plane from its parts, and where it was found."""
+    """Value and offset of each plane from its parts."""
     vector = slot // UNIT * UNIT
     step = slot % UNIT
     parts = ()
     for k in tl.static_range(PARTS):
         v = widen(found[k], COMPUTE)
-        # What is compared with a known step is the same for a whole vector.
+        # `step` is known at compile time, so the comparison is made once per vector.
         if SHIFTED and k == 0:
-            v = tl.where(step >= before - vector, v, LOW)
-        if k >= FILLED and SHIFTED:
-            v = tl.where(step < size + before - vector - k * WIDTH, v, LOW)
+            v = tl.where(step >= before - vector, v, IDENTITY)
+        if k >= FULL and SHIFTED:
+            v = tl.where(step < size + before - vector - k * WIDTH, v, IDENTITY)
         parts = parts + (v,)
     best = parts[0]
     part = tl.zeros(best.shape, tl.int32)
@@ -159,27 +158,29 @@ def _together(
     else:
         top = best_of(best, 1, OP)
         every = top[:, None]
-        code = tl.zeros(top.shape, tl.int32)
-        rare = top == LOW  # as is what lies beside a plane
+        offset = tl.zeros(top.shape, tl.int32)
+        rare = top == IDENTITY  # equal to the masked elements outside the plane
         if COMPUTE.is_floating():
             rare = rare | (top != top) | (top == 0)
         if KIND != 0:
-            code = tl.min(tl.where(best == every, slot + part, NOWHERE), 1) - tl.reshape(before, top.shape)
+            offset = tl.min(tl.where(best == every, slot + part, NO_OFFSET), 1) - tl.reshape(
+                before, top.shape
+            )
         if COMPUTE.is_floating() or KIND != 0:
             if tl.max(rare.to(tl.int32)) > 0:
-                # The last NaN is the one that counts, and of zeros the sign of the first.
-                order = tl.full(best.shape, 2 * NOWHERE + 1, tl.int32)
+                # The last NaN counts, and a zero takes the sign of the first.
+                order = tl.full(best.shape, 2 * NO_OFFSET + 1, tl.int32)
                 for k in tl.static_range(PARTS):
                     i = slot + k * WIDTH - before
                     inside = i.to(tl.uint32) < size.to(tl.uint32)
                     order = tl.minimum(
-                        order, tl.where(inside, order_of(parts[k], every, i, OP), 2 * NOWHERE + 1)
+                        order, tl.where(inside, order_of(parts[k], every, i, OP), 2 * NO_OFFSET + 1)
                     )
-                top, code = settled(top, tl.min(order, 1))
-        return top, code
+                top, offset = settled(top, tl.min(order, 1))
+        return top, offset
 
 
-@triton.jit(do_not_specialize=["lanes", "size", "m_size", "y_1", "early", "divisor", "inverse"])
+@triton.jit(do_not_specialize=["lanes", "size", "m_size", "y_1", "launch_next", "divisor", "inverse"])
 def plane_backward_kernel(
     grad,
     offsets,
@@ -188,38 +189,38 @@ def plane_backward_kernel(
     size,
     m_size,
     y_1,
-    early,
+    launch_next,
     divisor,
     inverse,
     LANES: tl.constexpr,
     VEC: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """The gradient of planes of `size` elements that follow each other in memory, as one flat array."""
+    """Gradient of adjacent planes of `size` elements, as one flat array."""
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
     lane = pid * LANES + tl.arange(0, LANES)
     live = lane < lanes
-    # A vector is in two planes at most.
-    plane = over(lane * VEC, size, m_size, WIDE)
-    end = (plane + 1) * size - lane * VEC  # of the first plane, seen from the vector's first element
+    # A vector spans at most two planes.
+    plane = divide(lane * VEC, size, m_size, INT64)
+    end = (plane + 1) * size - lane * VEC  # of the first plane, relative to the vector
     next_plane = plane + (end < VEC).to(plane.dtype)
-    if early > 0:
-        call_next()
-    wait_for_memory()
+    if launch_next > 0:
+        launch_dependents()
+    wait_for_previous()
     a = widen(tl.load(grad + plane * y_1, mask=live, other=0), COMPUTE)
     b = widen(tl.load(grad + next_plane * y_1, mask=live, other=0), COMPUTE)
     if DIVIDE == 1:
-        a = even_quotient(a, divisor, inverse)
-        b = even_quotient(b, divisor, inverse)
+        a = quotient_by_inverse(a, divisor, inverse)
+        b = quotient_by_inverse(b, divisor, inverse)
     along = tl.arange(0, VEC)[None, :]
     g = tl.where(along < end[:, None], a[:, None], b[:, None])
-    if PICKS:
-        # Where the picked elements are, seen from the vector's first.
+    if HAS_INDEX:
+        # Positions of the maxima relative to the vector.
         at_a = plane * size + tl.load(offsets + plane * y_1, mask=live, other=0) - lane * VEC
         at_b = next_plane * size + tl.load(offsets + next_plane * y_1, mask=live, other=0) - lane * VEC
         g = tl.where(along == at_a[:, None], a[:, None], tl.where(along == at_b[:, None], b[:, None], 0))

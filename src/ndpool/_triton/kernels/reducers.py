@@ -1,22 +1,22 @@
-"""Reducers and vectors for the Triton kernels: merging candidates, windows over tuples, columns of a tile.
+"""Reducers and vectors of the Triton kernels: merging candidates, windows over tuples, columns of a tile.
 
-A later element replaces an earlier one only if it is strictly better or NaN: first of ties, last of NaNs. The
-numbers of the reductions are those of `reductions.py`, but for LARGEST, which `zeros` sets right. Tuples are
-unrolled while a kernel compiles.
+A later element replaces an earlier one only if it is strictly better or NaN: ties keep the first, NaNs the
+last. Reductions are numbered as in `reductions.py`; FAST_MAX needs `signed_zeros` afterwards. Tuples are
+unrolled at compile time.
 """
 
 import triton
 import triton.language as tl
 
 MAX, MIN, SUM, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-# A maximum by one instruction: of two zeros it is the positive one, not the first.
-LARGEST = tl.constexpr(4)
-NOWHERE = tl.constexpr(2**30 - 1)  # the code of no element
+# A maximum by one instruction: of two zeros it returns the positive one, not the first.
+FAST_MAX = tl.constexpr(4)
+NO_OFFSET = tl.constexpr(2**30 - 1)  # the offset of no element
 
 
 @triton.jit
 def widen(v, COMPUTE: tl.constexpr):
-    """The values in the compute type; bfloat16 by its bits, or compilers compare it in slow pairs."""
+    """Convert to the compute type; bfloat16 by its bits, because compilers compare it in slow pairs."""
     if v.dtype == tl.bfloat16 and COMPUTE == tl.float32:
         bits = v.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
         return bits.to(tl.float32, bitcast=True)
@@ -26,7 +26,7 @@ def widen(v, COMPUTE: tl.constexpr):
 
 @triton.jit
 def element(v, OP: tl.constexpr, COMPUTE: tl.constexpr):
-    """The values as a reduction takes them."""
+    """Elements as the reduction takes them."""
     v = widen(v, COMPUTE)
     if OP == SQUARES:
         v = v * v
@@ -35,7 +35,7 @@ def element(v, OP: tl.constexpr, COMPUTE: tl.constexpr):
 
 @triton.jit
 def root(mean, taps, OP: tl.constexpr):
-    """Of a mean of squares, the norm of a whole window; anything else as it is."""
+    """Turn a mean of squares into the norm of a full window; other reductions are unchanged."""
     if OP == SQUARES:
         mean = mean * taps.to(mean.dtype)
         if mean.dtype == tl.float32:
@@ -56,12 +56,12 @@ def _smaller(a, b):
 
 
 @triton.jit
-def merge(a, a_code, b, b_code, OP: tl.constexpr, CODED: tl.constexpr):
-    """The better of an earlier `a` and a later `b` with its code, or their sum."""
+def merge(a, a_offset, b, b_offset, OP: tl.constexpr, WITH_OFFSETS: tl.constexpr):
+    """The better of an earlier `a` and a later `b` with its offset, or their sum."""
     if OP == SUM or OP == SQUARES:
-        return a + b, a_code
-    elif OP == LARGEST:
-        return _larger(a, b), a_code
+        return a + b, a_offset
+    elif OP == FAST_MAX:
+        return _larger(a, b), a_offset
     else:
         if OP == MIN:
             wins = b < a
@@ -69,15 +69,15 @@ def merge(a, a_code, b, b_code, OP: tl.constexpr, CODED: tl.constexpr):
             wins = b > a
         if b.dtype.is_floating():
             wins = wins | (b != b)
-        if CODED:
-            return tl.where(wins, b, a), tl.where(wins, b_code, a_code)
+        if WITH_OFFSETS:
+            return tl.where(wins, b, a), tl.where(wins, b_offset, a_offset)
         else:
-            return tl.where(wins, b, a), a_code
+            return tl.where(wins, b, a), a_offset
 
 
 @triton.jit
 def better(a, b, OP: tl.constexpr):
-    """The better of two values or their sum; NaN is the best, and of two zeros it is either."""
+    """The better of two values or their sum; NaN wins, and of two zeros either may be returned."""
     if OP == SUM:
         return a + b
     elif OP == MIN:
@@ -88,7 +88,7 @@ def better(a, b, OP: tl.constexpr):
 
 @triton.jit
 def best_of(v, AXIS: tl.constexpr, OP: tl.constexpr):
-    """The best value along an axis; of zeros it is any."""
+    """The best value along an axis; of several zeros any may be returned."""
     if OP == MIN:
         return tl.reduce(v, AXIS, _smaller)
     else:
@@ -96,9 +96,9 @@ def best_of(v, AXIS: tl.constexpr, OP: tl.constexpr):
 
 
 @triton.jit
-def order_of(v, best, code, OP: tl.constexpr):
-    """What decides among equals of the best, the least first: a code and a sign, those of NaNs backwards."""
-    # Nothing is better: a comparison that compilers do not keep from where equals were looked for before.
+def order_of(v, best, offset, OP: tl.constexpr):
+    """Sort key of the elements that equal the best, least first: offset and sign; descending for NaNs."""
+    # "Not worse" instead of "equal", so that compilers do not reuse and keep the earlier comparison.
     if OP == MIN:
         equal = v <= best
     else:
@@ -108,20 +108,20 @@ def order_of(v, best, code, OP: tl.constexpr):
         BITS: tl.constexpr = tl.int64 if v.dtype == tl.float64 else tl.int32
         LAST: tl.constexpr = 63 if v.dtype == tl.float64 else 31
         sign = (v.to(BITS, bitcast=True) >> LAST).to(tl.int32) & 1
-        order = tl.where(nan, -code, code) * 2 + sign
-        return tl.where(equal | (nan & (v != v)), order, 2 * NOWHERE + 1)
+        order = tl.where(nan, -offset, offset) * 2 + sign
+        return tl.where(equal | (nan & (v != v)), order, 2 * NO_OFFSET + 1)
     else:
-        return tl.where(equal, code * 2, 2 * NOWHERE + 1)
+        return tl.where(equal, offset * 2, 2 * NO_OFFSET + 1)
 
 
 @triton.jit
 def settled(best, order):
-    """The best with its code, once it is known which of the equals it is: a zero takes its sign."""
+    """The best value and its offset from the least sort key; a zero takes its sign from the key."""
     found = order >> 1
     if best.dtype.is_floating():
         BITS: tl.constexpr = tl.int64 if best.dtype == tl.float64 else tl.int32
         LAST: tl.constexpr = 63 if best.dtype == tl.float64 else 31
-        # By its bits: compilers take a zero of either sign for one of none.
+        # By bits: compilers treat zeros of both signs as the same constant.
         zero = ((order & 1).to(BITS) << LAST).to(best.dtype, bitcast=True)
         found = tl.where(best != best, -found, found)
         best = tl.where(best == 0, zero, best)
@@ -129,26 +129,26 @@ def settled(best, order):
 
 
 @triton.jit
-def best_along(v, code, AXIS: tl.constexpr, OP: tl.constexpr, CODED: tl.constexpr):
-    """The best along an axis with its code, in whatever order the codes stand: they decide ties.
+def best_along(v, offset, AXIS: tl.constexpr, OP: tl.constexpr, WITH_OFFSETS: tl.constexpr):
+    """The best along an axis with its offset; offsets decide ties, in whatever order they are stored.
 
-    A code of NOWHERE stands for no element; nothing loses to the value there.
+    NO_OFFSET marks a masked element, whose value is the identity.
     """
     best = best_of(v, AXIS, OP)
     all_best = tl.expand_dims(best, AXIS)
     found = tl.zeros(best.shape, tl.int32)
-    if CODED:
-        found = tl.min(tl.where(v == all_best, code, NOWHERE), AXIS)
+    if WITH_OFFSETS:
+        found = tl.min(tl.where(v == all_best, offset, NO_OFFSET), AXIS)
     if v.dtype.is_floating():
         if tl.max(((best != best) | (best == 0)).to(tl.int32)) > 0:
-            best, found = settled(best, tl.min(order_of(v, all_best, code, OP), AXIS))
+            best, found = settled(best, tl.min(order_of(v, all_best, offset, OP), AXIS))
     return best, found
 
 
 @triton.jit
 def least_bits(least, v, OP: tl.constexpr):
-    """The least so far of what values are as integers, for LARGEST: that of -0 is the least of all."""
-    if OP == LARGEST:
+    """Running minimum of the bit patterns as integers, for FAST_MAX: that of -0 is the least of all."""
+    if OP == FAST_MAX:
         return tl.minimum(least, v.to(tl.int32, bitcast=True))
     else:
         return least
@@ -163,81 +163,88 @@ def reduce_windows(
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     OP: tl.constexpr,
-    CODED: tl.constexpr,
+    WITH_OFFSETS: tl.constexpr,
 ):
-    """N windows over the tuple `v` with the codes `c`, the first from FIRST on."""
+    """N windows over the tuple `v` with the offsets `c`, starting at FIRST."""
     values = ()
-    codes = ()
+    offsets = ()
     if STRIDE == 1 and KERNEL >= N and (N > 2 or (N == 2 and KERNEL > 2 and OP != SUM and OP != SQUARES)):
-        # What all windows share is reduced once; each adds what it has to the left and to the right of it.
-        core, core_code = v[FIRST + N - 1], c[FIRST + N - 1]
+        # Reduce the part that all windows share once; each window adds its own left and right part.
+        core, core_offset = v[FIRST + N - 1], c[FIRST + N - 1]
         for i in tl.static_range(N, KERNEL):
-            core, core_code = merge(core, core_code, v[FIRST + i], c[FIRST + i], OP, CODED)
+            core, core_offset = merge(core, core_offset, v[FIRST + i], c[FIRST + i], OP, WITH_OFFSETS)
         lefts = ()
-        left_codes = ()
+        left_offsets = ()
         rights = ()
-        right_codes = ()
+        right_offsets = ()
         for i in tl.static_range(N - 1):
-            lefts, left_codes = lefts + (v[FIRST + i],), left_codes + (c[FIRST + i],)
-            rights, right_codes = rights + (v[FIRST + KERNEL + i],), right_codes + (c[FIRST + KERNEL + i],)
-        values, codes = around_core(lefts, left_codes, core, core_code, rights, right_codes, N, OP, CODED)
+            lefts, left_offsets = lefts + (v[FIRST + i],), left_offsets + (c[FIRST + i],)
+            rights, right_offsets = (
+                rights + (v[FIRST + KERNEL + i],),
+                right_offsets + (c[FIRST + KERNEL + i],),
+            )
+        values, offsets = around_core(
+            lefts, left_offsets, core, core_offset, rights, right_offsets, N, OP, WITH_OFFSETS
+        )
     elif STRIDE == 1 and KERNEL >= 4 and N > 2:
-        # Windows shorter than their number share more in halves.
+        # Windows shorter than their number share more when split in halves.
         HALF: tl.constexpr = N // 2
-        values, codes = reduce_windows(v, c, HALF, FIRST, KERNEL, 1, OP, CODED)
-        others, other_codes = reduce_windows(v, c, N - HALF, FIRST + HALF, KERNEL, 1, OP, CODED)
-        values, codes = values + others, codes + other_codes
+        values, offsets = reduce_windows(v, c, HALF, FIRST, KERNEL, 1, OP, WITH_OFFSETS)
+        others, other_offsets = reduce_windows(v, c, N - HALF, FIRST + HALF, KERNEL, 1, OP, WITH_OFFSETS)
+        values, offsets = values + others, offsets + other_offsets
     else:
         for q in tl.static_range(N):
-            best, code = v[FIRST + q * STRIDE], c[FIRST + q * STRIDE]
+            best, offset = v[FIRST + q * STRIDE], c[FIRST + q * STRIDE]
             for t in tl.static_range(1, KERNEL):
-                best, code = merge(
-                    best, code, v[FIRST + q * STRIDE + t], c[FIRST + q * STRIDE + t], OP, CODED
+                best, offset = merge(
+                    best, offset, v[FIRST + q * STRIDE + t], c[FIRST + q * STRIDE + t], OP, WITH_OFFSETS
                 )
-            values, codes = values + (best,), codes + (code,)
-    return values, codes
+            values, offsets = values + (best,), offsets + (offset,)
+    return values, offsets
 
 
 @triton.jit
 def around_core(
     left,
-    left_codes,
+    left_offsets,
     core,
-    core_code,
+    core_offset,
     right,
-    right_codes,
+    right_offsets,
     N: tl.constexpr,
     OP: tl.constexpr,
-    CODED: tl.constexpr,
+    WITH_OFFSETS: tl.constexpr,
 ):
-    """N windows of stride 1 around a core: window q has what is left of it from q on, right of it below q."""
+    """N windows of stride 1 around a shared core: window q adds left[q:] and right[:q]."""
     suffixes = ()
-    suffix_codes = ()
+    suffix_offsets = ()
     for i in tl.static_range(N - 1):
-        v, c = left[N - 2 - i], left_codes[N - 2 - i]
+        v, c = left[N - 2 - i], left_offsets[N - 2 - i]
         if i > 0:
-            v, c = merge(v, c, suffixes[0], suffix_codes[0], OP, CODED)
-        suffixes, suffix_codes = (v,) + suffixes, (c,) + suffix_codes
+            v, c = merge(v, c, suffixes[0], suffix_offsets[0], OP, WITH_OFFSETS)
+        suffixes, suffix_offsets = (v,) + suffixes, (c,) + suffix_offsets
     values = ()
-    codes = ()
-    prefix, prefix_code = core, core_code
+    offsets = ()
+    prefix, prefix_offset = core, core_offset
     for q in tl.static_range(N):
-        best, code = core, core_code
+        best, offset = core, core_offset
         if q < N - 1:
-            best, code = merge(suffixes[q], suffix_codes[q], core, core_code, OP, CODED)
+            best, offset = merge(suffixes[q], suffix_offsets[q], core, core_offset, OP, WITH_OFFSETS)
         if q == 1:
-            prefix, prefix_code = right[0], right_codes[0]
+            prefix, prefix_offset = right[0], right_offsets[0]
         if q > 1:
-            prefix, prefix_code = merge(prefix, prefix_code, right[q - 1], right_codes[q - 1], OP, CODED)
+            prefix, prefix_offset = merge(
+                prefix, prefix_offset, right[q - 1], right_offsets[q - 1], OP, WITH_OFFSETS
+            )
         if q > 0:
-            best, code = merge(best, code, prefix, prefix_code, OP, CODED)
-        values, codes = values + (best,), codes + (code,)
-    return values, codes
+            best, offset = merge(best, offset, prefix, prefix_offset, OP, WITH_OFFSETS)
+        values, offsets = values + (best,), offsets + (offset,)
+    return values, offsets
 
 
 @triton.jit
 def columns_of(tile, ROWS: tl.constexpr, N: tl.constexpr):
-    """The columns of a tile of N, each as a vector; N is a power of 2 up to 16."""
+    """The columns of a tile with N columns, as vectors; N is a power of 2 up to 16."""
     if N == 1:
         return (tl.reshape(tile, [ROWS]),)
     elif N == 2:
@@ -255,7 +262,7 @@ def columns_of(tile, ROWS: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def tile_of(v, FIRST: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, N: tl.constexpr):
-    """The tile whose columns are every STRIDE-th vector of the tuple, from FIRST on."""
+    """The tile whose columns are every STRIDE-th vector of the tuple, starting at FIRST."""
     if N == 1:
         return tl.reshape(v[FIRST], [ROWS, 1])
     elif N == 2:
@@ -268,7 +275,7 @@ def tile_of(v, FIRST: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, N:
 
 @triton.jit
 def share_of(first, kernel, step, lo, hi):
-    """How many taps of a regular window stand in [lo, hi); no less than 1. Positions may be negative."""
+    """Number of taps of a regular window in [lo, hi), at least 1. Positions may be negative."""
     lead = tl.maximum(0, lo - first + step - 1) // step
     start = first + lead * step
     taps = tl.minimum(kernel - lead, tl.maximum(0, hi - start + step - 1) // step)
@@ -276,8 +283,8 @@ def share_of(first, kernel, step, lo, hi):
 
 
 @triton.jit
-def unsigned_zero(total):
-    """The sum as one that began with 0: of nothing but -0 it is 0."""
+def positive_zero(total):
+    """The sum as if it had started with 0: a sum of -0 alone is 0."""
     if total.dtype.is_floating():
         return total + 0.0
     else:
@@ -286,7 +293,7 @@ def unsigned_zero(total):
 
 @triton.jit
 def quotient(total, by):
-    """The sum over its divisor: rounded to nearest, or cut towards zero."""
+    """Sum divided by its divisor, rounded to nearest; integers are truncated."""
     if total.dtype == tl.float32:
         return tl.div_rn(total, by.to(tl.float32))
     elif total.dtype == tl.float64:
@@ -296,12 +303,12 @@ def quotient(total, by):
 
 
 @triton.jit
-def even_quotient(total, by, inverse):
-    """The same for a divisor that all share, given with its inverse: one correction rounds it rightly."""
+def quotient_by_inverse(total, by, inverse):
+    """`quotient` by a divisor with known inverse; one correction step rounds it correctly."""
     if total.dtype == tl.float32:
-        # A sum of nothing but -0 is 0.
+        # A sum of -0 alone is 0.
         guess = tl.fma(total, inverse, 0.0)
         rest = tl.fma(guess, -by.to(tl.float32), total)
         return tl.where(rest == rest, tl.fma(rest, inverse, guess), guess)
     else:
-        return quotient(unsigned_zero(total), by)
+        return quotient(positive_zero(total), by)

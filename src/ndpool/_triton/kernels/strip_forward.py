@@ -1,45 +1,45 @@
-"""The column strip: windows that are alike and have no dilation.
+"""The strip kernel: regular windows without dilation.
 
-A lane is a short vector of outputs: neighbours along the last pooled axis where that is contiguous in memory,
-channels where those are, or a single one. Each input row is reduced once along the last axis; from the
-results, which stay in registers, the windows along the axis before it are put together.
+A lane computes a short vector of outputs: neighbours along the last pooled axis if that is contiguous,
+channels if those are, or a single output. Each input row is reduced once along the last axis; the results
+stay in registers and are then reduced down the window.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import (
+from ndpool._triton.kernels.indexing import (
     AXES,
     INDEX64,
     SIZES,
     base_of,
-    call_next,
     lanes_of,
+    launch_dependents,
     outputs_of,
     split,
-    wait_for_memory,
+    wait_for_previous,
     within,
 )
 from ndpool._triton.kernels.reducers import (
-    LARGEST,
+    FAST_MAX,
     SUM,
     around_core,
     columns_of,
     element,
-    even_quotient,
     least_bits,
     merge,
+    positive_zero,
     quotient,
+    quotient_by_inverse,
     reduce_windows,
     root,
     share_of,
     tile_of,
-    unsigned_zero,
 )
-from ndpool._triton.kernels.zeros import sign_zeros
+from ndpool._triton.kernels.signed_zeros import sign_zeros
 
-# The kernel's sizes are known, but a loop to an unknown end is not unrolled.
-_SIZES = [*SIZES, *AXES, "strips", "taps", "early"]
+# The kernel size is known, but a loop with an unknown bound is not unrolled.
+_SIZES = [*SIZES, *AXES, "strips", "taps", "launch_next"]
 _SIZES = [name for name in _SIZES if not name.startswith("origin") and name != "kernel_d"]
 
 
@@ -53,13 +53,13 @@ def _vector(
     WIDTH: tl.constexpr,
     EVICT: tl.constexpr,
     OP: tl.constexpr,
-    LOW: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Neighbouring columns from `column` on, seen from where `line` points: inside the input or not one."""
+    """Neighbouring columns from `column` on, relative to `line`: all of them inside the input, or none."""
     there = within(ok, first + column, size_w)
     at = line[:, None] + (column + tl.arange(0, WIDTH))[None, :]
-    return element(tl.load(at, mask=there[:, None], other=LOW, eviction_policy=EVICT), OP, COMPUTE)
+    return element(tl.load(at, mask=there[:, None], other=IDENTITY, eviction_policy=EVICT), OP, COMPUTE)
 
 
 @triton.jit
@@ -81,39 +81,39 @@ def _columns(
     LOOP: tl.constexpr,
     EVICT: tl.constexpr,
     OP: tl.constexpr,
-    CODED: tl.constexpr,
-    LOW: tl.constexpr,
+    WITH_OFFSETS: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """VEC windows of one row from vectors of neighbouring columns, as a tile (lanes, VEC); see `_row`."""
     LAST: tl.constexpr = SHIFT + (VEC - 1) * SW + KW
-    # Vectors that lie in all windows are looped over where there are many.
+    # Vectors that all windows contain are looped over if there are many.
     CORE: tl.constexpr = (SHIFT + VEC - 1) // VECTOR + 1 if LOOP else VECTORS
     CORE_END: tl.constexpr = (SHIFT + KW) // VECTOR if LOOP else VECTORS
     zero = tl.zeros([LANES], tl.int32)
     first = w * (VEC * SW)
-    line = x + base + first  # the rest is known: distances that loads have in themselves
+    line = x + base + first  # the rest is constant: immediate offsets of the loads
     v = ()
-    codes = ()
+    offsets = ()
     least = zero
     for i in tl.static_range(VECTORS):
         if i < CORE or i >= CORE_END:
             column = (FIRST_VECTOR + i) * VECTOR
             if i == 0 and SHIFT == VECTOR - 1:
-                # Of this vector only the last element is needed, of the next case only the first.
+                # Only the last element of this vector is needed; in the next case only the first.
                 there = within(ok, first + column, size_w)
-                one = element(tl.load(line + (column + SHIFT), mask=there, other=LOW), OP, COMPUTE)
+                one = element(tl.load(line + (column + SHIFT), mask=there, other=IDENTITY), OP, COMPUTE)
                 least = least_bits(least, one, OP)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             elif i * VECTOR + 1 == LAST:
                 there = within(ok, first + column, size_w)
-                one = element(tl.load(line + column, mask=there, other=LOW), OP, COMPUTE)
+                one = element(tl.load(line + column, mask=there, other=IDENTITY), OP, COMPUTE)
                 least = least_bits(least, one, OP)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             else:
-                tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, LOW, COMPUTE)
+                tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, IDENTITY, COMPUTE)
                 found = columns_of(tile, LANES, VECTOR)
                 for j in tl.static_range(VECTOR):
                     if SHIFT <= i * VECTOR + j and i * VECTOR + j < LAST:
@@ -123,40 +123,42 @@ def _columns(
             for _j in tl.static_range(VECTOR):
                 v = v + (v[0],)
         for j in tl.static_range(VECTOR):
-            codes = codes + (zero + (i * VECTOR + j - SHIFT),)
+            offsets = offsets + (zero + (i * VECTOR + j - SHIFT),)
     if LOOP:
-        core, core_code = v[SHIFT + VEC - 1], codes[SHIFT + VEC - 1]
+        core, core_offset = v[SHIFT + VEC - 1], offsets[SHIFT + VEC - 1]
         for i in tl.static_range(SHIFT + VEC, CORE * VECTOR):
-            core, core_code = merge(core, core_code, v[i], codes[i], OP, CODED)
+            core, core_offset = merge(core, core_offset, v[i], offsets[i], OP, WITH_OFFSETS)
         for i in range(CORE, (SHIFT + kernel_w) // VECTOR):
             column = (FIRST_VECTOR + i) * VECTOR
-            tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, LOW, COMPUTE)
+            tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, IDENTITY, COMPUTE)
             found = columns_of(tile, LANES, VECTOR)
             for j in tl.static_range(VECTOR):
                 least = least_bits(least, found[j], OP)
-                core, core_code = merge(
-                    core, core_code, found[j], zero + (i * VECTOR + (j - SHIFT)), OP, CODED
+                core, core_offset = merge(
+                    core, core_offset, found[j], zero + (i * VECTOR + (j - SHIFT)), OP, WITH_OFFSETS
                 )
         for i in tl.static_range(CORE_END * VECTOR, SHIFT + KW):
-            core, core_code = merge(core, core_code, v[i], codes[i], OP, CODED)
+            core, core_offset = merge(core, core_offset, v[i], offsets[i], OP, WITH_OFFSETS)
         left = ()
-        left_codes = ()
+        left_offsets = ()
         right = ()
-        right_codes = ()
+        right_offsets = ()
         for i in tl.static_range(VEC - 1):
-            left, left_codes = left + (v[SHIFT + i],), left_codes + (codes[SHIFT + i],)
-            right, right_codes = right + (v[SHIFT + KW + i],), right_codes + (codes[SHIFT + KW + i],)
-        v, codes = around_core(left, left_codes, core, core_code, right, right_codes, VEC, OP, CODED)
+            left, left_offsets = left + (v[SHIFT + i],), left_offsets + (offsets[SHIFT + i],)
+            right, right_offsets = right + (v[SHIFT + KW + i],), right_offsets + (offsets[SHIFT + KW + i],)
+        v, offsets = around_core(
+            left, left_offsets, core, core_offset, right, right_offsets, VEC, OP, WITH_OFFSETS
+        )
     else:
-        v, codes = reduce_windows(v, codes, VEC, SHIFT, KW, SW, OP, CODED)
+        v, offsets = reduce_windows(v, offsets, VEC, SHIFT, KW, SW, OP, WITH_OFFSETS)
     best = tile_of(v, 0, 1, LANES, VEC)
-    code = best
-    if CODED:
+    offset = best
+    if WITH_OFFSETS:
         taps = ()
         for q in tl.static_range(VEC):
-            taps = taps + (codes[q] - q * SW,)
-        code = tile_of(taps, 0, 1, LANES, VEC)
-    return (best,), (code,), least
+            taps = taps + (offsets[q] - q * SW,)
+        offset = tile_of(taps, 0, 1, LANES, VEC)
+    return (best,), (offset,), least
 
 
 @triton.jit
@@ -170,15 +172,15 @@ def _channel(
     VEC: tl.constexpr,
     EDGES: tl.constexpr,
     OP: tl.constexpr,
-    LOW: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """One column, of VEC channels."""
+    """One column of VEC channels."""
     there = ok
     if EDGES:
         there = within(ok, column, size_w)
     at = (base + column * step)[:, None] + tl.arange(0, VEC)[None, :]
-    return element(tl.load(x + at, mask=there[:, None], other=LOW), OP, COMPUTE)
+    return element(tl.load(x + at, mask=there[:, None], other=IDENTITY), OP, COMPUTE)
 
 
 @triton.jit
@@ -200,8 +202,8 @@ def _channels(
     EDGES: tl.constexpr,
     LOOP: tl.constexpr,
     OP: tl.constexpr,
-    CODED: tl.constexpr,
-    LOW: tl.constexpr,
+    WITH_OFFSETS: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
     """OUTS windows of one row, each as a tile (lanes, VEC) of channels."""
@@ -211,43 +213,45 @@ def _channels(
     least = zero
     if LOOP:
         left = ()
-        left_codes = ()
+        left_offsets = ()
         right = ()
-        right_codes = ()
+        right_offsets = ()
         for t in tl.static_range(OUTS - 1):
-            v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+            v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
             least = least_bits(least, v, OP)
-            left, left_codes = left + (v,), left_codes + (zero + t,)
-        core = _channel(x, base, first + (OUTS - 1), step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+            left, left_offsets = left + (v,), left_offsets + (zero + t,)
+        core = _channel(x, base, first + (OUTS - 1), step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
         least = least_bits(least, core, OP)
-        core_code = zero + (OUTS - 1)
+        core_offset = zero + (OUTS - 1)
         for t in tl.range(OUTS, kernel_w, loop_unroll_factor=4):
-            v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+            v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
             least = least_bits(least, v, OP)
-            core, core_code = merge(core, core_code, v, zero + t, OP, CODED)
+            core, core_offset = merge(core, core_offset, v, zero + t, OP, WITH_OFFSETS)
         for t in tl.static_range(OUTS - 1):
-            v = _channel(x, base, first + (KW + t), step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+            v = _channel(x, base, first + (KW + t), step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
             least = least_bits(least, v, OP)
-            right, right_codes = right + (v,), right_codes + (zero + (KW + t),)
+            right, right_offsets = right + (v,), right_offsets + (zero + (KW + t),)
         if OUTS == 1:
-            v, codes = (core,), (core_code,)
+            v, offsets = (core,), (core_offset,)
         else:
-            v, codes = around_core(left, left_codes, core, core_code, right, right_codes, OUTS, OP, CODED)
+            v, offsets = around_core(
+                left, left_offsets, core, core_offset, right, right_offsets, OUTS, OP, WITH_OFFSETS
+            )
     else:
         v = ()
-        codes = ()
+        offsets = ()
         for t in tl.static_range((OUTS - 1) * SW + KW):
             if t % SW < KW:
-                one = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, LOW, COMPUTE)
+                one = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
                 least = least_bits(least, one, OP)
-            v, codes = v + (one,), codes + (zero + t,)
-        v, codes = reduce_windows(v, codes, OUTS, 0, KW, SW, OP, CODED)
-    if CODED:
+            v, offsets = v + (one,), offsets + (zero + t,)
+        v, offsets = reduce_windows(v, offsets, OUTS, 0, KW, SW, OP, WITH_OFFSETS)
+    if WITH_OFFSETS:
         taps = ()
         for q in tl.static_range(OUTS):
-            taps = taps + (codes[q] - q * SW,)
-        codes = taps
-    return v, codes, least
+            taps = taps + (offsets[q] - q * SW,)
+        offsets = taps
+    return v, offsets, least
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -294,7 +298,7 @@ def strip_forward_kernel(
     kernel_h,
     kernel_w,
     taps,
-    early,
+    launch_next,
     KD: tl.constexpr,
     KH: tl.constexpr,
     KW: tl.constexpr,
@@ -325,40 +329,40 @@ def strip_forward_kernel(
     OP: tl.constexpr,
     KIND: tl.constexpr,
     DIVIDE: tl.constexpr,
-    LOW: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """ROWS x VEC outputs per lane, or ROWS x OUTS for each of VEC channels, of windows without dilation."""
-    CODED: tl.constexpr = KIND != 0
+    """ROWS x VEC outputs per lane, or ROWS x OUTS for each of VEC channels."""
+    WITH_OFFSETS: tl.constexpr = KIND != 0
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    strip, od, block = split(pid, strips, out_d, m_s, m_d, WIDE)
-    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
+    strip, od, block = split(pid, strips, out_d, m_s, m_d, INT64)
+    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, INT64)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT
-    zero = w * 0  # masks are vectors from the start: the interpreter takes a scalar truth for an integer
-    if early is not None:
-        if early > 0:
-            call_next()
-    wait_for_memory()
+    zero = w * 0  # makes masks vectors: the interpreter takes a scalar bool for an integer
+    if launch_next is not None:
+        if launch_next > 0:
+            launch_dependents()
+    wait_for_previous()
     first_h = strip * (ROWS * SH) + ORIGIN_H
-    values = ()  # of output q and row o at q * ROWS + o
-    codes = ()
+    values = ()  # output q of row o at q * ROWS + o
+    offsets = ()
     least = tl.zeros([LANES] if COLUMNS else [LANES, VEC], tl.int32)
     for td in tl.static_range(KD):
         depth = od * SD + ORIGIN_D + td
         inside = within(live, depth + zero, size_d)
         plane = x_base + depth * x_d * X_UNIT
         given = (x, plane, w, x_h, x_w, size_h, size_w, inside, kernel_w)
-        rows = ()  # of row r and output q at r * OUTS + q
-        row_codes = ()
-        # Rows that lie in all windows are looped over where there are many; they stand at ROWS - 1.
+        rows = ()  # row r of output q at r * OUTS + q
+        row_offsets = ()
+        # Rows that all windows contain are looped over if there are many; they are merged at ROWS - 1.
         for r in tl.static_range(2 * ROWS - 1 if LOOP_H else (ROWS - 1) * SH + KH):
             if r % SH < KH or LOOP_H:
                 row = r + (KH - ROWS) * (r >= ROWS) if LOOP_H else r
-                v, code, bits = _row(
+                v, offset, bits = _row(
                     first_h + row,
                     td * KH + row,
                     *given,
@@ -378,13 +382,13 @@ def strip_forward_kernel(
                     LOOP_W,
                     EVICT,
                     OP,
-                    CODED,
-                    LOW,
+                    WITH_OFFSETS,
+                    IDENTITY,
                     COMPUTE,
                 )
                 if LOOP_H and r == ROWS - 1:
                     for more in range(ROWS, kernel_h):
-                        later, later_code, more_bits = _row(
+                        later, later_offset, more_bits = _row(
                             first_h + more,
                             td * KH + more,
                             *given,
@@ -404,31 +408,31 @@ def strip_forward_kernel(
                             LOOP_W,
                             EVICT,
                             OP,
-                            CODED,
-                            LOW,
+                            WITH_OFFSETS,
+                            IDENTITY,
                             COMPUTE,
                         )
-                        v, code = _merge_all(v, code, later, later_code, OUTS, OP, CODED)
-                        if OP == LARGEST:
+                        v, offset = _merge_all(v, offset, later, later_offset, OUTS, OP, WITH_OFFSETS)
+                        if OP == FAST_MAX:
                             bits = tl.minimum(bits, more_bits)
-                if OP == LARGEST:
+                if OP == FAST_MAX:
                     least = tl.minimum(least, bits)
-            rows, row_codes = rows + v, row_codes + code
+            rows, row_offsets = rows + v, row_offsets + offset
         found = ()
-        found_codes = ()
+        found_offsets = ()
         for q in tl.static_range(OUTS):
             mine = ()
-            my_codes = ()
+            my_offsets = ()
             for r in tl.static_range(2 * ROWS - 1 if LOOP_H else (ROWS - 1) * SH + KH):
-                mine, my_codes = mine + (rows[r * OUTS + q],), my_codes + (row_codes[r * OUTS + q],)
-            mine, my_codes = reduce_windows(
-                mine, my_codes, ROWS, 0, ROWS if LOOP_H else KH, 1 if LOOP_H else SH, OP, CODED
+                mine, my_offsets = mine + (rows[r * OUTS + q],), my_offsets + (row_offsets[r * OUTS + q],)
+            mine, my_offsets = reduce_windows(
+                mine, my_offsets, ROWS, 0, ROWS if LOOP_H else KH, 1 if LOOP_H else SH, OP, WITH_OFFSETS
             )
-            found, found_codes = found + mine, found_codes + my_codes
+            found, found_offsets = found + mine, found_offsets + my_offsets
         if td == 0:
-            values, codes = found, found_codes
+            values, offsets = found, found_offsets
         else:
-            values, codes = _merge_all(values, codes, found, found_codes, ROWS * OUTS, OP, CODED)
+            values, offsets = _merge_all(values, offsets, found, found_offsets, ROWS * OUTS, OP, WITH_OFFSETS)
 
     first_d = od * SD + ORIGIN_D
     for q in tl.static_range(OUTS):
@@ -442,28 +446,28 @@ def strip_forward_kernel(
             at = y_at + (od * y_d + oh * y_h) * Y_UNIT
             v = values[q * ROWS + o]
             if OP == SUM and DIVIDE != 1:
-                v = unsigned_zero(v)
+                v = positive_zero(v)
             if DIVIDE == 1:
-                v = even_quotient(v, divisor, inverse)
+                v = quotient_by_inverse(v, divisor, inverse)
             if DIVIDE == 2:
                 by = share_of(first_d, KD, 1, lo_d, hi_d) * share_of(first_h + o * SH, KH, 1, lo_h, hi_h)
                 v = quotient(v, by * share_of(first_w, KW, 1, lo_w, hi_w))
             v = root(v, taps, OP)
             tl.store(y + at, v.to(y.dtype.element_ty), mask=ok)
-            if CODED:
-                code = codes[q * ROWS + o] - o * SH * KW
+            if WITH_OFFSETS:
+                offset = offsets[q * ROWS + o] - o * SH * KW
                 if PADDED:
-                    # Of elements that do not beat padding the first one is taken.
+                    # If no element beats the padding, the first element is taken.
                     lead = tl.maximum(0, zero - first_d) * KH + tl.maximum(0, zero - first_h - o * SH)
-                    code = tl.maximum(code, (lead[:, None] * KW + tl.maximum(0, -first_w)).to(tl.int32))
+                    offset = tl.maximum(offset, (lead[:, None] * KW + tl.maximum(0, -first_w)).to(tl.int32))
                 if KIND == INDEX64:
-                    place = code.to(tl.int64)
+                    place = offset.to(tl.int64)
                     d = place // (KH * KW) + first_d
                     h = place // KW % KH + (first_h + o * SH)
                     tl.store(extra + at, (d * size_h + h) * size_w + (first_w + place % KW), mask=ok)
                 else:
-                    tl.store(extra + at, code.to(extra.dtype.element_ty), mask=ok)
-    if OP == LARGEST:
+                    tl.store(extra + at, offset.to(extra.dtype.element_ty), mask=ok)
+    if OP == FAST_MAX:
         zeros = values[0] == 0
         for i in tl.static_range(1, ROWS * OUTS):
             zeros |= values[i] == 0
@@ -477,13 +481,13 @@ def strip_forward_kernel(
 
 
 @triton.jit
-def _merge_all(a, a_codes, b, b_codes, N: tl.constexpr, OP: tl.constexpr, CODED: tl.constexpr):
+def _merge_all(a, a_offsets, b, b_offsets, N: tl.constexpr, OP: tl.constexpr, WITH_OFFSETS: tl.constexpr):
     values = ()
-    codes = ()
+    offsets = ()
     for i in tl.static_range(N):
-        v, code = merge(a[i], a_codes[i], b[i], b_codes[i], OP, CODED)
-        values, codes = values + (v,), codes + (code,)
-    return values, codes
+        v, offset = merge(a[i], a_offsets[i], b[i], b_offsets[i], OP, WITH_OFFSETS)
+        values, offsets = values + (v,), offsets + (offset,)
+    return values, offsets
 
 
 @triton.jit
@@ -515,16 +519,16 @@ def _row(
     LOOP: tl.constexpr,
     EVICT: tl.constexpr,
     OP: tl.constexpr,
-    CODED: tl.constexpr,
-    LOW: tl.constexpr,
+    WITH_OFFSETS: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """The windows of one input row: a tuple of OUTS tiles, their codes, and the `least_bits` of lanes."""
+    """Windows of one input row: a tuple of OUTS tiles, their offsets, and `least_bits` per lane."""
     zero = w * 0
     ok = within(inside, height + zero, size_h)
     base = plane + height * x_h * UNIT
     if COLUMNS:
-        v, codes, least = _columns(
+        v, offsets, least = _columns(
             x,
             base,
             w,
@@ -542,12 +546,12 @@ def _row(
             LOOP,
             EVICT,
             OP,
-            CODED,
-            LOW,
+            WITH_OFFSETS,
+            IDENTITY,
             COMPUTE,
         )
     else:
-        v, codes, least = _channels(
+        v, offsets, least = _channels(
             x,
             base,
             w,
@@ -565,13 +569,13 @@ def _row(
             EDGES,
             LOOP,
             OP,
-            CODED,
-            LOW,
+            WITH_OFFSETS,
+            IDENTITY,
             COMPUTE,
         )
-    if CODED:
+    if WITH_OFFSETS:
         taps = ()
         for q in tl.static_range(OUTS):
-            taps = taps + (codes[q] + number * KW,)
-        codes = taps
-    return v, codes, least
+            taps = taps + (offsets[q] + number * KW,)
+        offsets = taps
+    return v, offsets, least

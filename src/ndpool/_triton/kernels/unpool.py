@@ -1,4 +1,4 @@
-"""Unpooling: the largest number that claims a position owns it, whichever claim came first."""
+"""Unpooling: each index is owned by the largest value number that claims it, in any order of claims."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["n", "count", "plane"])
 def claim_kernel(owner, indices, n, count, plane, BLOCK: tl.constexpr):
-    """Each value claims its position with its number within the plane, from 1 on."""
+    """Each value claims its index with its number within the plane, starting at 1."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = i < n
     index = tl.load(indices + i, mask=live, other=0)
@@ -16,7 +16,7 @@ def claim_kernel(owner, indices, n, count, plane, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n", "count", "plane"])
 def settle_kernel(owner, values, result, n, count, plane, BLOCK: tl.constexpr):
-    """Each position takes its owner's value."""
+    """Each index takes its owner's value."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = i < n
     number = tl.load(owner + i, mask=live, other=0)

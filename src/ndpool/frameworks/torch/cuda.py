@@ -22,9 +22,9 @@ from ndpool._plan import Plan
 from ndpool._policy import wrong_index
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
+from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
 from ndpool._triton.launch import MAX, all_of, merged, tables
-from ndpool._triton.parts import passes, pieces, steps
 from ndpool._triton.planes import by_channels
 from ndpool.frameworks.torch.tensors import (
     EXTRA_DTYPES,

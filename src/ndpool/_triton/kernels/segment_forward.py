@@ -1,21 +1,21 @@
-"""Windows of any size in planes that are packed in memory, whatever their rows: a row of a window is a span.
+"""Windows of medium size in contiguous planes: each row of a window is a contiguous segment.
 
-Spans are read by whole vectors that may begin before them and end behind them; what is beside a span is left
-out. Every axis has tables; no tap is padding.
+Segments are read by full vectors; elements before and after the segment are masked. All axes have tables; no
+tap is padding.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import INDEX64, over, split, wait_for_memory
+from ndpool._triton.kernels.indexing import INDEX64, divide, split, wait_for_previous
 from ndpool._triton.kernels.reducers import (
-    NOWHERE,
+    NO_OFFSET,
     SUM,
     best_along,
-    even_quotient,
     merge,
+    positive_zero,
     quotient,
-    unsigned_zero,
+    quotient_by_inverse,
     widen,
 )
 
@@ -24,7 +24,7 @@ _SIZES += ["out_d", "out_h", "out_w", "kernel_h", "kernel_w", "divisor", "invers
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def span_forward_kernel(
+def segment_forward_kernel(
     x,
     y,
     extra,
@@ -54,30 +54,30 @@ def span_forward_kernel(
     inverse,
     UNIT: tl.constexpr,
     VECTORS: tl.constexpr,
-    FILLED: tl.constexpr,
-    MET: tl.constexpr,
+    FULL: tl.constexpr,
+    REACHED: tl.constexpr,
     UNROLL: tl.constexpr,
     LANES: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
     DIVIDE: tl.constexpr,
-    LOW: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """One output per lane: of each row of its window, VECTORS vectors of UNIT elements.
+    """One output per lane: VECTORS vectors of UNIT elements per row of its window.
 
-    Every span ends behind the first FILLED of them, and reaches the first MET.
+    Every segment covers the first FULL vectors entirely and reaches at least the first REACHED.
     """
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    wait_for_memory()
-    oh, od, block = split(pid, out_h, out_d, m_s, m_d, WIDE)
+    wait_for_previous()
+    oh, od, block = split(pid, out_h, out_d, m_s, m_d, INT64)
     lane = block * LANES + tl.arange(0, LANES)
     live = lane < n_lanes
     lane = tl.where(live, lane, 0)
-    l1 = over(lane, out_w, m_w, WIDE)
+    l1 = divide(lane, out_w, m_w, INT64)
     ow = lane - l1 * out_w
     first_d = tl.load(starts_d + od)
     taps_d = tl.load(counts_d + od)
@@ -87,8 +87,8 @@ def span_forward_kernel(
     taps_w = tl.load(counts_w + ow)
     base = l1 * plane + (first_d * size_h + first_h) * size_w + first_w
     along = tl.arange(0, UNIT)[None, :]
-    best = tl.full([LANES, UNIT], LOW, COMPUTE)
-    code = tl.full([LANES, UNIT], NOWHERE, tl.int32)
+    best = tl.full([LANES, UNIT], IDENTITY, COMPUTE)
+    offset = tl.full([LANES, UNIT], NO_OFFSET, tl.int32)
     for d in range(taps_d):
         for h in tl.range(0, taps_h, loop_unroll_factor=UNROLL):
             at = base + (d * size_h + h) * size_w
@@ -98,32 +98,32 @@ def span_forward_kernel(
             found = ()
             for k in tl.static_range(VECTORS):
                 there = live
-                if k >= MET:
+                if k >= REACHED:
                     there = there & (k * UNIT < before + taps_w)
-                found = found + (tl.load(x + at + k * UNIT, mask=there[:, None], other=LOW),)
+                found = found + (tl.load(x + at + k * UNIT, mask=there[:, None], other=IDENTITY),)
             for k in tl.static_range(VECTORS):
                 v = widen(found[k], COMPUTE)
                 if k == 0:
-                    v = tl.where(along >= before[:, None], v, LOW)
-                if k >= FILLED:
-                    v = tl.where(along < (before + taps_w - k * UNIT)[:, None], v, LOW)
-                best, code = merge(best, code, v, number + (along + k * UNIT), OP, OP != SUM)
+                    v = tl.where(along >= before[:, None], v, IDENTITY)
+                if k >= FULL:
+                    v = tl.where(along < (before + taps_w - k * UNIT)[:, None], v, IDENTITY)
+                best, offset = merge(best, offset, v, number + (along + k * UNIT), OP, OP != SUM)
     to = l1 * y_1 + od * y_d + oh * y_h + ow * y_w
     if OP == SUM:
-        value = unsigned_zero(tl.sum(best, 1))
+        value = positive_zero(tl.sum(best, 1))
         if DIVIDE == 1:
-            value = even_quotient(value, divisor, inverse)
+            value = quotient_by_inverse(value, divisor, inverse)
         if DIVIDE == 2:
             value = quotient(value, taps_d * taps_h * taps_w)
     else:
-        value, code = best_along(best, code, 1, OP, KIND != 0)
-        # Of elements that beat nothing the first is taken.
-        code = tl.where(code == NOWHERE, 0, code)
+        value, offset = best_along(best, offset, 1, OP, KIND != 0)
+        # If no element beats the identity, the first is taken.
+        offset = tl.where(offset == NO_OFFSET, 0, offset)
         if KIND == INDEX64:
-            code = code.to(tl.int64)
-            d = first_d + code // kernel_w // kernel_h
-            h = first_h + code // kernel_w % kernel_h
-            tl.store(extra + to, (d * size_h + h) * size_w + first_w + code % kernel_w, mask=live)
+            offset = offset.to(tl.int64)
+            d = first_d + offset // kernel_w // kernel_h
+            h = first_h + offset // kernel_w % kernel_h
+            tl.store(extra + to, (d * size_h + h) * size_w + first_w + offset % kernel_w, mask=live)
         elif KIND != 0:
-            tl.store(extra + to, code.to(extra.dtype.element_ty), mask=live)
+            tl.store(extra + to, offset.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)

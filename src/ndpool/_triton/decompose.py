@@ -1,6 +1,6 @@
-"""Large windows in several passes: axis after axis, long ones in two steps, huge ones cut among programs.
+"""Large windows in several passes: axis by axis, long windows in two steps, huge windows in pieces.
 
-Plans in, plans out. Called by `frameworks/_torch_gpu.py`, which runs the passes.
+Plans in, plans out. Called by the CUDA part of the PyTorch framework, which runs the passes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from math import isqrt, prod
 
 import numpy as np
 
-from ndpool._triton.forward import taken_whole
-from ndpool._triton.launch import padded, windows_of
+from ndpool._triton.forward import folds_rows
+from ndpool._triton.launch import three_axes
 from ndpool.geometry import AxisPlan, Plan
 
-PROGRAMS = 2048  # that keep a large device busy
-PIECE = 2**14  # elements that one program has in less time than it takes to start others
+PROGRAMS = 2048  # programs that fill a large device
+PIECE = 2**14  # elements that one program reduces faster than more programs can be started
 
 
 @lru_cache(1024)
 def passes(plan: Plan, long: int) -> tuple[Plan, Plan] | None:
-    """The other axes and the last, where windows share so much that one after the other is faster."""
+    """Split into the leading axes and the last, if windows overlap so much that two passes are faster."""
     if len(plan.axes) < 2 or not all(a.regular for a in plan.axes):
         return None
     sizes = [a.kernel // a.stride for a in plan.axes[-2:]]
@@ -32,7 +32,7 @@ def passes(plan: Plan, long: int) -> tuple[Plan, Plan] | None:
 
 @lru_cache(1024)
 def steps(plan: Plan) -> tuple[Plan, Plan] | None:
-    """A long window along one axis as short ones, and few of them far apart; they may overlap."""
+    """Split a long window along one axis into a dense pass and a dilated pass over its results."""
     (a,) = plan.axes if len(plan.axes) == 1 else (None,)
     if a is None or not a.regular or a.step > 1 or a.kernel < 64 or a.kernel < 16 * a.stride:
         return None
@@ -46,16 +46,16 @@ def steps(plan: Plan) -> tuple[Plan, Plan] | None:
 
 @lru_cache(1024)
 def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None:
-    """Windows cut along their first axis, and into how many pieces, where they are too few for a device."""
-    three, first = padded(plan), plan.axes[0]
+    """Cut windows along their first axis if they are too few to fill the device; also how many pieces."""
+    three, first = three_axes(plan), plan.axes[0]
     outs = prod(a.out for a in (three if channels else three[:2]))
     programs = outs * n_planes
     n = min(256, first.kernel // 8, plan.taps // PIECE, -(-PROGRAMS // max(programs, 1)))
-    if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not taken_whole(three):
+    if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not folds_rows(three):
         return None
     if len(plan.axes) == 1:
-        n = next(number for number in (16, 64, 256) if n <= number)  # few kernels put them together
-    starts, counts = windows_of(first)
+        n = next(number for number in (16, 64, 256) if n <= number)  # so that few kernels merge the pieces
+    starts, counts = first.windows()
     edges = starts[:, None] + counts[:, None] * np.arange(n + 1) // n
     sizes = np.diff(edges, axis=1)
     if sizes.min() < 1:

@@ -1,14 +1,14 @@
-"""Backward for windows that overlap little: what a window gives is read once and written to many rows.
+"""Backward for windows that overlap little: a gradient is read once and written to many rows.
 
-Every axis has tables: which outputs hold an input, where windows begin and how many taps they have; no tap is
-padding. Rows come in runs that are in the same windows. Every input gathers in rising order of the outputs.
+All axes have tables; no tap is padding. Rows come in runs that are contained in the same windows. Every input
+sums its outputs in increasing order.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import SIZES, base_of, lanes_of, split, wait_for_memory
-from ndpool._triton.kernels.reducers import even_quotient, quotient, widen
+from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, wait_for_previous
+from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, widen
 
 
 @triton.jit
@@ -38,33 +38,33 @@ def _windows(
     kernel_w,
     divisor,
     inverse,
-    MOST_D: tl.constexpr,
-    MOST_W: tl.constexpr,
+    OVERLAP_D: tl.constexpr,
+    OVERLAP_W: tl.constexpr,
     Y_UNIT: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """The gradients of one row of outputs that hold the inputs, and the taps as seen from row 0."""
+    """Gradients of one row of outputs that contain the inputs, and their offsets relative to row 0."""
     found = ()
     taps = ()
-    for md in tl.static_range(MOST_D):
+    for md in tl.static_range(OVERLAP_D):
         od = first_d + md
         inside = od < end_d
         od = tl.where(inside, od, 0)
-        for mw in tl.static_range(MOST_W):
+        for mw in tl.static_range(OVERLAP_W):
             ow = first_w + mw
             ok = live & (ow < end_w) & (ow * 0 + inside.to(tl.int32) > 0)
             ow = tl.where(ok, ow, 0)
             at = row + (od * y_d + oh * y_h + ow * y_w) * Y_UNIT
             g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
             if DIVIDE == 1:
-                g = even_quotient(g, divisor, inverse)
+                g = quotient_by_inverse(g, divisor, inverse)
             if DIVIDE == 2:
                 by = tl.load(counts_d + od) * tl.load(counts_h + oh)
                 g = quotient(g, by * tl.load(counts_w + ow))
             tap = g
-            if PICKS:
+            if HAS_INDEX:
                 first = (d - tl.load(starts_d + od)) * kernel_h - tl.load(starts_h + oh)
                 first = first * kernel_w + i - tl.load(starts_w + ow)
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32) - (first + within)
@@ -73,22 +73,22 @@ def _windows(
 
 
 @triton.jit(do_not_specialize=[*SIZES, "size_d", "kernel_h", "kernel_w", "runs", "groups", "each"])
-def held_backward_kernel(
+def row_backward_kernel(
     grad,
     offsets,
     result,
     starts_d,
     counts_d,
     firsts_d,
-    ends_d,
+    outs_d,
     starts_h,
     counts_h,
     firsts_h,
-    ends_h,
+    outs_h,
     starts_w,
     counts_w,
     firsts_w,
-    ends_w,
+    outs_w,
     runs_h,
     n_lanes,
     n_c,
@@ -119,28 +119,28 @@ def held_backward_kernel(
     each,
     divisor,
     inverse,
-    MOST_D: tl.constexpr,
-    MOST_W: tl.constexpr,
+    OVERLAP_D: tl.constexpr,
+    OVERLAP_W: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SHARED: tl.constexpr,
+    ONE_WINDOW: tl.constexpr,
     X_UNIT: tl.constexpr,
     Y_UNIT: tl.constexpr,
     VEC: tl.constexpr,
     LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
     """VEC inputs per lane and row, for `each` runs of rows."""
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    wait_for_memory()
-    group, d, block = split(pid, groups, size_d, m_s, m_d, WIDE)
-    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, WIDE)
+    wait_for_previous()
+    group, d, block = split(pid, groups, size_d, m_s, m_d, INT64)
+    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, INT64)
     along = tl.arange(0, VEC)[None, :]
     w = tl.where(live, w, 0)
     live = live[:, None]
@@ -148,17 +148,17 @@ def held_backward_kernel(
     inner = along
     within = along * 0
     if COLUMNS:
-        # Neighbours along the last axis: each has windows of its own, or all have the same.
+        # Neighbours along the last axis: each in its own windows, or all in one.
         inner = along * 0
         i = i * VEC
-        if SHARED:
+        if ONE_WINDOW:
             within = along
         else:
             i = i + along
     first_d = tl.load(firsts_d + d)
-    end_d = tl.load(ends_d + d)
+    end_d = first_d + tl.load(outs_d + d)
     first_w = tl.load(firsts_w + i)
-    end_w = tl.load(ends_w + i)
+    end_w = first_w + tl.load(outs_w + i)
     row = (base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT)[:, None] + inner
     line = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT + d * x_d * X_UNIT
     if COLUMNS:
@@ -193,32 +193,36 @@ def held_backward_kernel(
         inverse,
     )
     for run in range(group * each, tl.minimum(group * each + each, runs)):
-        # Not carried from run to run: Triton 3.6 takes such a number for one that stays.
+        # Loaded in each iteration: Triton 3.6 treats a number carried from run to run as constant.
         begin = tl.load(runs_h + run)
         end = tl.load(runs_h + run + 1)
         first_h = tl.load(firsts_h + begin)
-        end_h = tl.load(ends_h + begin)
+        end_h = first_h + tl.load(outs_h + begin)
         total = tl.zeros([LANES, VEC], COMPUTE)
-        if PICKS:
+        if HAS_INDEX:
             if end_h - first_h == 1:
-                found, taps = _windows(first_h, *given, MOST_D, MOST_W, Y_UNIT, PICKS, DIVIDE, COMPUTE)
+                found, taps = _windows(
+                    first_h, *given, OVERLAP_D, OVERLAP_W, Y_UNIT, HAS_INDEX, DIVIDE, COMPUTE
+                )
                 for h in tl.range(begin, end, loop_unroll_factor=4):
                     total = tl.zeros([LANES, VEC], COMPUTE)
-                    for m in tl.static_range(MOST_D * MOST_W):
+                    for m in tl.static_range(OVERLAP_D * OVERLAP_W):
                         total += tl.where(taps[m] == h * kernel_w, found[m], 0)
                     tl.store(result + to + h * x_h * X_UNIT, total.to(result.dtype.element_ty), mask=live)
             else:
                 for h in range(begin, end):
                     total = tl.zeros([LANES, VEC], COMPUTE)
                     for oh in range(first_h, end_h):
-                        found, taps = _windows(oh, *given, MOST_D, MOST_W, Y_UNIT, PICKS, DIVIDE, COMPUTE)
-                        for m in tl.static_range(MOST_D * MOST_W):
+                        found, taps = _windows(
+                            oh, *given, OVERLAP_D, OVERLAP_W, Y_UNIT, HAS_INDEX, DIVIDE, COMPUTE
+                        )
+                        for m in tl.static_range(OVERLAP_D * OVERLAP_W):
                             total += tl.where(taps[m] == h * kernel_w, found[m], 0)
                     tl.store(result + to + h * x_h * X_UNIT, total.to(result.dtype.element_ty), mask=live)
         else:
             for oh in range(first_h, end_h):
-                found, _ = _windows(oh, *given, MOST_D, MOST_W, Y_UNIT, PICKS, DIVIDE, COMPUTE)
-                for m in tl.static_range(MOST_D * MOST_W):
+                found, _ = _windows(oh, *given, OVERLAP_D, OVERLAP_W, Y_UNIT, HAS_INDEX, DIVIDE, COMPUTE)
+                for m in tl.static_range(OVERLAP_D * OVERLAP_W):
                     total += found[m]
             value = total.to(result.dtype.element_ty)
             for h in tl.range(begin, end, loop_unroll_factor=4):

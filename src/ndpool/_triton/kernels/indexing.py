@@ -1,7 +1,6 @@
-"""Which part of an array a program has: lanes over channels, last axis and leading axes; and when it begins.
+"""How programs and lanes map to channels, the last pooled axis and the leading axes; dependent launch.
 
-The names of the numbers that all kernels take stand here too; sizes are never compiled in. A number that is
-None is one that a kernel does without.
+Also lists the names of the run-time numbers that kernels share. A number that is None is not passed.
 """
 
 import os
@@ -11,8 +10,8 @@ import triton.language as tl
 from torch import cuda, version
 
 
-def _early():
-    """Whether all devices bring a kernel in before the last one ended, if it says when to wait."""
+def _supports_pdl():
+    """Whether all devices support programmatic dependent launch."""
     if os.environ.get("TRITON_INTERPRET") == "1" or not hasattr(getattr(tl.extra, "cuda", None), "gdc_wait"):
         return False
     return (
@@ -22,8 +21,8 @@ def _early():
     )
 
 
-EARLY = tl.constexpr(_early())
-INDEX64 = tl.constexpr(3)  # of `_native`: 1 and 2 are offsets, 3 positions
+USE_PDL = tl.constexpr(_supports_pdl())
+INDEX64 = tl.constexpr(3)  # as in `_native`: 1 and 2 are offsets, 3 is an index
 SIZES = [
     "n_lanes",
     "n_c",
@@ -42,14 +41,15 @@ SIZES = [
     "x_w",
 ]
 SIZES += ["y_c", "y_1", "y_2", "y_d", "y_h", "y_w", "divisor", "inverse"]
-AXIS = ["size", "out", "kernel", "stride", "step", "origin", "whole", "front", "lo", "hi"]
+AXIS = ["size", "out", "kernel", "stride", "step", "origin", "full", "front", "lo", "hi"]
 AXES = [f"{name}_{axis}" for axis in "dhw" for name in AXIS]
+TRANSPOSED = [f"{name}_{axis}" for axis in "dhw" for name in ("period", "spacing")]
 
 
 @triton.jit
-def over(n, by, magic, WIDE: tl.constexpr):
-    """n // by with the `magic` of `launch`: a product in place of a quotient where 32 bits hold n."""
-    if WIDE:
+def divide(n, by, magic, INT64: tl.constexpr):
+    """n // by; with 32-bit addresses a multiplication by the magic number of `launch.magic`."""
+    if INT64:
         return n // by
     else:
         product = tl.umulhi(n.to(tl.uint32) * 2, magic.to(tl.uint32))
@@ -57,22 +57,22 @@ def over(n, by, magic, WIDE: tl.constexpr):
 
 
 @triton.jit
-def split(pid, n, m, m_n, m_m, WIDE: tl.constexpr):
-    """A program's place among n, then among m, and what is left of its number; None is the only place."""
+def split(pid, n, m, m_n, m_m, INT64: tl.constexpr):
+    """Split a program number into its position among n, its position among m, and the rest; None is 1."""
     if n is None:
         return 0, 0, pid
     elif m is None:
-        rest = over(pid, n, m_n, WIDE)
+        rest = divide(pid, n, m_n, INT64)
         return pid - rest * n, 0, rest
     else:
-        rest = over(pid, n, m_n, WIDE)
-        block = over(rest, m, m_m, WIDE)
+        rest = divide(pid, n, m_n, INT64)
+        block = divide(rest, m, m_m, INT64)
         return pid - rest * n, rest - block * m, block
 
 
 @triton.jit
 def within(ok, i, size):
-    """`ok` and 0 <= i < size, by one comparison; where the size is None, no i is outside."""
+    """`ok` and 0 <= i < size, by one comparison; without a size every i is inside."""
     if size is None:
         return ok
     else:
@@ -81,16 +81,16 @@ def within(ok, i, size):
 
 
 @triton.jit
-def wait_for_memory():
-    """The kernel before is waited for, as its memory may be ours; what needs none of it comes earlier."""
-    if EARLY:
+def wait_for_previous():
+    """Wait until the previous kernel has finished: its memory may be read here."""
+    if USE_PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def call_next():
-    """The next kernel may be brought in already, which pays where programs are short and alike."""
-    if EARLY:
+def launch_dependents():
+    """Let the next kernel start early, which pays where programs are short and uniform."""
+    if USE_PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -107,14 +107,14 @@ def lanes_of(
     LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """Which lanes a program has: are they any, and where along channels, last axis and two leading axes.
+    """Lanes of a program: whether each exists, and its coordinates (channel, last axis, two leading axes).
 
-    Where programs share the lanes without rest, `n_lanes` is None.
+    `n_lanes` is None if programs divide the lanes evenly.
     """
     lane = block * LANES + tl.arange(0, LANES)
-    c, w, l1, l2 = parts_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, WIDE)
+    c, w, l1, l2 = coordinates_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, INT64)
     live = tl.full([LANES], True, tl.int1)
     if n_lanes is not None:
         live = lane < n_lanes
@@ -122,7 +122,7 @@ def lanes_of(
 
 
 @triton.jit
-def parts_of(
+def coordinates_of(
     lane,
     n_c,
     n_w,
@@ -132,29 +132,29 @@ def parts_of(
     m_1,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """Where lanes are along channels, last axis and two leading axes."""
+    """Coordinates of lanes: channel, last axis and two leading axes."""
     c = lane
     if CHANNELS:
-        rest = over(lane, n_c, m_c, WIDE)
+        rest = divide(lane, n_c, m_c, INT64)
         c = lane - rest * n_c
         lane = rest
     w = lane
     l1 = lane
     l2 = lane
     if LEADS > 0:
-        l1 = over(lane, n_w, m_w, WIDE)
+        l1 = divide(lane, n_w, m_w, INT64)
         w = lane - l1 * n_w
     if LEADS > 1:
-        l2 = over(l1, n_1, m_1, WIDE)
+        l2 = divide(l1, n_1, m_1, INT64)
         l1 = l1 - l2 * n_1
     return c, w, l1, l2
 
 
 @triton.jit
 def base_of(c, l1, l2, s_c, s_1, s_2, CHANNELS: tl.constexpr, LEADS: tl.constexpr):
-    """How far into an array the lanes' planes begin."""
+    """Address of the first element of each lane's plane."""
     base = c * 0
     if CHANNELS:
         base += c * s_c
@@ -176,9 +176,9 @@ def outputs_of(
     VEC: tl.constexpr,
     OUTS: tl.constexpr,
 ):
-    """A strip's outputs of one row: their places along the last axis, and in memory seen from that row.
+    """Outputs of one row of a strip: their indices along the last axis, and their addresses without the row.
 
-    VEC columns, or of VEC channels the q-th of OUTS columns.
+    VEC columns, or the q-th of OUTS columns for VEC channels.
     """
     along = tl.arange(0, VEC)[None, :]
     if COLUMNS:

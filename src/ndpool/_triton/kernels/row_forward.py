@@ -1,14 +1,22 @@
-"""Windows of many elements that overlap little, where the last axis is contiguous.
+"""Windows with many taps that overlap little, along contiguous rows.
 
-Rows are read from end to end, put together down the window, and cut into windows at last. An axis has tables,
-or windows that follow each other; no tap is padding.
+Full rows are loaded, reduced down the window, and split into windows at the end. An axis has tables or
+adjacent windows; no tap is padding.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import INDEX64, over, split, wait_for_memory
-from ndpool._triton.kernels.reducers import NOWHERE, SUM, best_along, even_quotient, merge, quotient, widen
+from ndpool._triton.kernels.indexing import INDEX64, divide, split, wait_for_previous
+from ndpool._triton.kernels.reducers import (
+    NO_OFFSET,
+    SUM,
+    best_along,
+    merge,
+    quotient,
+    quotient_by_inverse,
+    widen,
+)
 
 _SIZES = ["n_1", "m_1", "m_h", "m_d", "planes", "x_1", "x_2", "x_d", "x_h", "y_1", "y_2", "y_d", "y_h", "y_w"]
 _SIZES += ["size_h", "size_w", "out_d", "out_h", "out_w", "kernel_h", "kernel_w", "divisor", "inverse"]
@@ -16,7 +24,7 @@ _SIZES += ["size_h", "size_w", "out_d", "out_h", "out_w", "kernel_h", "kernel_w"
 
 @triton.jit
 def _window(o, starts, counts, kernel):
-    """Where a window begins and how many taps it has; without tables, they follow each other."""
+    """First input and number of taps of a window; without tables windows are adjacent."""
     if starts is None:
         return o * kernel, o * 0 + kernel
     else:
@@ -24,7 +32,7 @@ def _window(o, starts, counts, kernel):
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def rows_whole_kernel(
+def row_forward_kernel(
     x,
     y,
     extra,
@@ -67,20 +75,20 @@ def rows_whole_kernel(
     OP: tl.constexpr,
     KIND: tl.constexpr,
     DIVIDE: tl.constexpr,
-    LOW: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """One row of windows in each of PLANES planes: ROWS rows of input at a time, WIDTH is all of one."""
+    """One row of windows in each of PLANES planes: ROWS rows of input at a time, WIDTH is a full row."""
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    oh, od, block = split(pid, out_h, out_d, m_h, m_d, WIDE)
+    oh, od, block = split(pid, out_h, out_d, m_h, m_d, INT64)
     plane = block * PLANES + tl.arange(0, PLANES)
     live = (plane < planes)[:, None]
-    l2 = over(plane, n_1, m_1, WIDE)
+    l2 = divide(plane, n_1, m_1, INT64)
     l1 = plane - l2 * n_1
-    wait_for_memory()
+    wait_for_previous()
     first_d, taps_d = _window(od, starts_d, counts_d, 1)
     first_h, taps_h = _window(oh, starts_h, counts_h, kernel_h)
     o = tl.arange(0, OUTS)
@@ -88,7 +96,7 @@ def rows_whole_kernel(
     column = tl.arange(0, WIDTH)[None, :]
     base = ((l1 * x_1 + l2 * x_2 + first_d * x_d + first_h * x_h) * UNIT)[:, None] + column
     live_row = live & (column // UNIT * UNIT < size_w)
-    best = tl.full([PLANES, WIDTH], LOW, COMPUTE)
+    best = tl.full([PLANES, WIDTH], IDENTITY, COMPUTE)
     row = tl.zeros([PLANES, WIDTH], tl.int32)
     for d in range(taps_d):
         for start in range(0, taps_h, ROWS):
@@ -96,47 +104,47 @@ def rows_whole_kernel(
             for r in tl.static_range(ROWS):
                 ok = live_row & (start + r + column * 0 < taps_h)
                 at = base + (d * x_d + (start + r) * x_h) * UNIT
-                found = found + (widen(tl.load(x + at, mask=ok, other=LOW), COMPUTE),)
+                found = found + (widen(tl.load(x + at, mask=ok, other=IDENTITY), COMPUTE),)
             for r in tl.static_range(ROWS):
                 best, row = merge(best, row, found[r], d * kernel_h + (start + r), OP, True)
     tap = tl.arange(0, TAPS)[None, :]
-    value = tl.full([PLANES, OUTS], LOW, COMPUTE)
-    code = tl.zeros([PLANES, OUTS], tl.int32)
+    value = tl.full([PLANES, OUTS], IDENTITY, COMPUTE)
+    offset = tl.zeros([PLANES, OUTS], tl.int32)
     if GATHERED:
         places = tl.minimum(first_w[:, None] + tap, size_w - 1).to(tl.int32)
         places = tl.broadcast_to(tl.reshape(places, [1, OUTS * TAPS]), [PLANES, OUTS * TAPS])
         inside = (tap < taps_w[:, None])[None, :, :]
-        v = tl.where(inside, tl.reshape(tl.gather(best, places, 1), [PLANES, OUTS, TAPS]), LOW)
+        v = tl.where(inside, tl.reshape(tl.gather(best, places, 1), [PLANES, OUTS, TAPS]), IDENTITY)
         if OP == SUM:
             value = tl.sum(v, 2)
         else:
             rows = tl.reshape(tl.gather(row, places, 1), [PLANES, OUTS, TAPS])
-            codes = tl.where(inside, rows * kernel_w + tap[None, :, :], NOWHERE)
-            value, code = best_along(v, codes, 2, OP, KIND != 0)
+            offsets = tl.where(inside, rows * kernel_w + tap[None, :, :], NO_OFFSET)
+            value, offset = best_along(v, offsets, 2, OP, KIND != 0)
     else:
-        # A row too long to be in one warp: window after window, each from all of it.
+        # Rows too long for one warp: window by window, each from the full row.
         for ow in range(out_w):
             first, taps = _window(ow, starts_w, counts_w, kernel_w)
             inside = (column >= first) & (column < first + taps)
-            v = tl.where(inside, best, LOW)
+            v = tl.where(inside, best, IDENTITY)
             mine = o[None, :] == ow
             if OP == SUM:
                 value = tl.where(mine, tl.sum(v, 1)[:, None], value)
             else:
-                codes = tl.where(inside, row * kernel_w + (column - first), NOWHERE)
-                v, c = best_along(v, codes, 1, OP, KIND != 0)
-                value, code = tl.where(mine, v[:, None], value), tl.where(mine, c[:, None], code)
+                offsets = tl.where(inside, row * kernel_w + (column - first), NO_OFFSET)
+                v, c = best_along(v, offsets, 1, OP, KIND != 0)
+                value, offset = tl.where(mine, v[:, None], value), tl.where(mine, c[:, None], offset)
     at = ((l1 * y_1 + l2 * y_2)[:, None] + od * y_d + oh * y_h) + (o * y_w)[None, :]
     ok = live & (o < out_w)[None, :]
     if DIVIDE == 1:
-        value = even_quotient(value, divisor, inverse)
+        value = quotient_by_inverse(value, divisor, inverse)
     if DIVIDE == 2:
         value = quotient(value, (taps_d * taps_h * taps_w)[None, :] + tl.zeros([PLANES, OUTS], tl.int32))
     tl.store(y + at, value.to(y.dtype.element_ty), mask=ok)
     if KIND == INDEX64:
-        code = code.to(tl.int64)
-        d = first_d + code // kernel_w // kernel_h
-        h = first_h + code // kernel_w % kernel_h
-        tl.store(extra + at, (d * size_h + h) * size_w + first_w[None, :] + code % kernel_w, mask=ok)
+        offset = offset.to(tl.int64)
+        d = first_d + offset // kernel_w // kernel_h
+        h = first_h + offset // kernel_w % kernel_h
+        tl.store(extra + at, (d * size_h + h) * size_w + first_w[None, :] + offset % kernel_w, mask=ok)
     elif KIND != 0:
-        tl.store(extra + at, code.to(extra.dtype.element_ty), mask=ok)
+        tl.store(extra + at, offset.to(extra.dtype.element_ty), mask=ok)

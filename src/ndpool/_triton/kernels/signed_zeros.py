@@ -1,9 +1,9 @@
-"""Signs of zeros: what maxima by single instructions leave to be looked up, where there is a -0 at all."""
+"""Signs of zeros: FAST_MAX returns +0 where the first zero of a window may be -0."""
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import outputs_of, within
+from ndpool._triton.kernels.indexing import outputs_of, within
 from ndpool._triton.kernels.reducers import widen
 
 
@@ -44,8 +44,8 @@ def sign_zeros(
     ROWS: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """A program's strip once more: of its results every zero gets the sign of the first in its window."""
-    tl.debug_barrier()  # other threads may have written what is read
+    """Revisit a strip: every zero among its results takes the sign of the first zero in its window."""
+    tl.debug_barrier()  # other threads may have written what is read here
     along = tl.arange(0, VEC)[None, :]
     for i in range(ROWS * OUTS):
         oh = strip * ROWS + i % ROWS

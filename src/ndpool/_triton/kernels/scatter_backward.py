@@ -1,39 +1,46 @@
-"""Backward of picks from windows so large that most inputs get nothing: zeros, and what each output took.
+"""Backward of max pooling with windows so large that most gradients are zero: zeros, then a scatter.
 
-Where planes are contiguous and not too large, a program writes the zeros of its own planes first.
+If planes are contiguous and not too large, a program first writes the zeros of its own planes.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.any_backward import holding, tap_of
-from ndpool._triton.kernels.lanes import AXES, SIZES, base_of, parts_of, wait_for_memory
+from ndpool._triton.kernels.indexing import (
+    AXES,
+    SIZES,
+    TRANSPOSED,
+    base_of,
+    coordinates_of,
+    wait_for_previous,
+)
 from ndpool._triton.kernels.reducers import widen
+from ndpool._triton.kernels.window_backward import nth_output, outputs_containing, tap_of
 
 
 @triton.jit
-def _position(tap, o, starts, stride, step, origin, TABLE: tl.constexpr):
-    if TABLE:
+def _position(tap, o, starts, stride, step, origin):
+    if starts is not None:
         return tl.load(starts + o) + tap
     else:
         return o * stride + origin + tap * step
 
 
 @triton.jit
-def _pick(
+def _gradient_of_input(
     start,
     pid,
     grad,
     offsets,
     starts_d,
     firsts_d,
-    ends_d,
+    outs_d,
     starts_h,
     firsts_h,
-    ends_h,
+    outs_h,
     starts_w,
     firsts_w,
-    ends_w,
+    outs_w,
     lanes_each,
     n_lanes,
     n_c,
@@ -60,91 +67,95 @@ def _pick(
     stride_d,
     step_d,
     origin_d,
-    whole_d,
+    full_d,
     front_d,
     lo_d,
     hi_d,
+    period_d,
+    spacing_d,
     size_h,
     out_h,
     kernel_h,
     stride_h,
     step_h,
     origin_h,
-    whole_h,
+    full_h,
     front_h,
     lo_h,
     hi_h,
+    period_h,
+    spacing_h,
     size_w,
     out_w,
     kernel_w,
     stride_w,
     step_w,
     origin_w,
-    whole_w,
+    full_w,
     front_w,
     lo_w,
     hi_w,
-    TABLE_D: tl.constexpr,
-    TABLE_H: tl.constexpr,
-    TABLE_W: tl.constexpr,
-    MOST_D: tl.constexpr,
-    MOST_H: tl.constexpr,
-    MOST_W: tl.constexpr,
+    period_w,
+    spacing_w,
+    OVERLAP_D: tl.constexpr,
+    OVERLAP_H: tl.constexpr,
+    OVERLAP_W: tl.constexpr,
+    DILATED: tl.constexpr,
     LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """Where LANES outputs took their values, and the whole gradient of these inputs."""
+    """Inputs that LANES outputs took their values from, and the complete gradient of these inputs."""
     lane = start + tl.arange(0, LANES)
     live = lane < lanes_each
     lane = pid * lanes_each + lane
     live = live & (lane < n_lanes)
-    c, w, l1, l2 = parts_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, WIDE)
+    c, w, l1, l2 = coordinates_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, INT64)
     x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS)
     y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS)
     w = tl.where(live, w, 0)
     ow = w % out_w
     oh = w // out_w % out_h
     od = w // out_w // out_h
-    code = tl.load(offsets + y_base + od * y_d + oh * y_h + ow * y_w, mask=live, other=0).to(tl.int32)
-    i = _position(code % kernel_w, ow, starts_w, stride_w, step_w, origin_w, TABLE_W)
-    h = _position(code // kernel_w % kernel_h, oh, starts_h, stride_h, step_h, origin_h, TABLE_H)
-    d = _position(code // kernel_w // kernel_h, od, starts_d, stride_d, step_d, origin_d, TABLE_D)
-    # A window that holds nothing names a place outside.
+    offset = tl.load(offsets + y_base + od * y_d + oh * y_h + ow * y_w, mask=live, other=0).to(tl.int32)
+    i = _position(offset % kernel_w, ow, starts_w, stride_w, step_w, origin_w)
+    h = _position(offset // kernel_w % kernel_h, oh, starts_h, stride_h, step_h, origin_h)
+    d = _position(offset // kernel_w // kernel_h, od, starts_d, stride_d, step_d, origin_d)
+    # The offset of a window without elements lies outside.
     live = live & (i >= 0) & (i < size_w) & (h >= 0) & (h < size_h) & (d >= 0) & (d < size_d)
     i = tl.where(live, i, 0)
     h = tl.where(live, h, 0)
     d = tl.where(live, d, 0)
-    first_d, end_d = holding(d, firsts_d, ends_d, out_d, kernel_d, stride_d, step_d, origin_d, TABLE_D)
-    first_h, end_h = holding(h, firsts_h, ends_h, out_h, kernel_h, stride_h, step_h, origin_h, TABLE_H)
-    first_w, end_w = holding(i, firsts_w, ends_w, out_w, kernel_w, stride_w, step_w, origin_w, TABLE_W)
+    first_d, count_d = outputs_containing(d, firsts_d, outs_d, period_d, spacing_d, out_d)
+    first_h, count_h = outputs_containing(h, firsts_h, outs_h, period_h, spacing_h, out_h)
+    first_w, count_w = outputs_containing(i, firsts_w, outs_w, period_w, spacing_w, out_w)
     total = tl.zeros([LANES], COMPUTE)
-    for md in tl.static_range(MOST_D):
-        for mh in tl.static_range(MOST_H):
-            for mw in tl.static_range(MOST_W):
-                other_d = first_d + md
-                other_h = first_h + mh
-                other_w = first_w + mw
-                ok = live & (other_d < end_d) & (other_h < end_h) & (other_w < end_w)
+    for md in tl.static_range(OVERLAP_D):
+        for mh in tl.static_range(OVERLAP_H):
+            for mw in tl.static_range(OVERLAP_W):
+                other_d = nth_output(first_d, md, spacing_d)
+                other_h = nth_output(first_h, mh, spacing_h)
+                other_w = nth_output(first_w, mw, spacing_w)
+                ok = live & (md < count_d) & (mh < count_h) & (mw < count_w)
                 other_d = tl.where(ok, other_d, 0)
                 other_h = tl.where(ok, other_h, 0)
                 other_w = tl.where(ok, other_w, 0)
-                td = tap_of(d, other_d, starts_d, kernel_d, stride_d, step_d, origin_d, TABLE_D, True)
-                th = tap_of(h, other_h, starts_h, kernel_h, stride_h, step_h, origin_h, TABLE_H, True)
-                tw = tap_of(i, other_w, starts_w, kernel_w, stride_w, step_w, origin_w, TABLE_W, True)
+                td = tap_of(d, other_d, starts_d, stride_d, step_d, origin_d, DILATED)
+                th = tap_of(h, other_h, starts_h, stride_h, step_h, origin_h, DILATED)
+                tw = tap_of(i, other_w, starts_w, stride_w, step_w, origin_w, DILATED)
                 at = y_base + other_d * y_d + other_h * y_h + other_w * y_w
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
                 g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
-                hit = ok & (td >= 0) & (th >= 0) & (tw >= 0) & (tap == (td * kernel_h + th) * kernel_w + tw)
+                hit = ok & (tap == (td * kernel_h + th) * kernel_w + tw)
                 total += tl.where(hit, g, 0)
     return x_base + d * x_d + h * x_h + i * x_w, total, live
 
 
 @triton.jit
 def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl.constexpr):
-    """Zeros from begin to end: whole vectors, and what is left where the ends lie inside a vector."""
+    """Write zeros from begin to end: full vectors, then the partial vectors at both ends."""
     first = (begin + (VEC - 1)) // VEC
     last = end // VEC
     along = tl.arange(0, 4 * LANES * VEC)
@@ -161,20 +172,20 @@ def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl
         tl.store(result + at, tl.zeros([2 * VEC], result.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *AXES, "lanes_each", "zeros_each", "zeros"])
-def few_backward_kernel(
+@triton.jit(do_not_specialize=[*SIZES, *AXES, *TRANSPOSED, "lanes_each", "zeros_each", "zeros"])
+def scatter_backward_kernel(
     grad,
     offsets,
     result,
     starts_d,
     firsts_d,
-    ends_d,
+    outs_d,
     starts_h,
     firsts_h,
-    ends_h,
+    outs_h,
     starts_w,
     firsts_w,
-    ends_w,
+    outs_w,
     lanes_each,
     zeros_each,
     zeros,
@@ -203,36 +214,40 @@ def few_backward_kernel(
     stride_d,
     step_d,
     origin_d,
-    whole_d,
+    full_d,
     front_d,
     lo_d,
     hi_d,
+    period_d,
+    spacing_d,
     size_h,
     out_h,
     kernel_h,
     stride_h,
     step_h,
     origin_h,
-    whole_h,
+    full_h,
     front_h,
     lo_h,
     hi_h,
+    period_h,
+    spacing_h,
     size_w,
     out_w,
     kernel_w,
     stride_w,
     step_w,
     origin_w,
-    whole_w,
+    full_w,
     front_w,
     lo_w,
     hi_w,
-    TABLE_D: tl.constexpr,
-    TABLE_H: tl.constexpr,
-    TABLE_W: tl.constexpr,
-    MOST_D: tl.constexpr,
-    MOST_H: tl.constexpr,
-    MOST_W: tl.constexpr,
+    period_w,
+    spacing_w,
+    OVERLAP_D: tl.constexpr,
+    OVERLAP_H: tl.constexpr,
+    OVERLAP_W: tl.constexpr,
+    DILATED: tl.constexpr,
     VEC: tl.constexpr,
     EDGES: tl.constexpr,
     ONCE: tl.constexpr,
@@ -240,29 +255,29 @@ def few_backward_kernel(
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """One output per lane, into zeros: the whole gradient of the input it took.
+    """One output per lane: write the complete gradient of the input it took its value from into zeros.
 
-    All outputs that took one input write the same sum of the same gradients, so their order is of no matter.
+    All outputs that took the same input write the same sum, so their order does not matter.
     """
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    wait_for_memory()
+    wait_for_previous()
     given = (
         pid,
         grad,
         offsets,
         starts_d,
         firsts_d,
-        ends_d,
+        outs_d,
         starts_h,
         firsts_h,
-        ends_h,
+        outs_h,
         starts_w,
         firsts_w,
-        ends_w,
+        outs_w,
         lanes_each,
         n_lanes,
         n_c,
@@ -289,47 +304,51 @@ def few_backward_kernel(
         stride_d,
         step_d,
         origin_d,
-        whole_d,
+        full_d,
         front_d,
         lo_d,
         hi_d,
+        period_d,
+        spacing_d,
         size_h,
         out_h,
         kernel_h,
         stride_h,
         step_h,
         origin_h,
-        whole_h,
+        full_h,
         front_h,
         lo_h,
         hi_h,
+        period_h,
+        spacing_h,
         size_w,
         out_w,
         kernel_w,
         stride_w,
         step_w,
         origin_w,
-        whole_w,
+        full_w,
         front_w,
         lo_w,
         hi_w,
+        period_w,
+        spacing_w,
     )
     if ONCE:
-        # All that is read comes before the zeros, which would hold it up.
-        to, total, live = _pick(
+        # All loads come before the zeros, which would delay them.
+        to, total, live = _gradient_of_input(
             0,
             *given,
-            TABLE_D,
-            TABLE_H,
-            TABLE_W,
-            MOST_D,
-            MOST_H,
-            MOST_W,
+            OVERLAP_D,
+            OVERLAP_H,
+            OVERLAP_W,
+            DILATED,
             LANES,
             CHANNELS,
             LEADS,
             COMPUTE,
-            WIDE,
+            INT64,
         )
     if VEC > 0:
         _zeros(result, pid * zeros_each, tl.minimum(pid * zeros_each + zeros_each, zeros), VEC, EDGES, LANES)
@@ -339,19 +358,17 @@ def few_backward_kernel(
         tl.store(result + to, total.to(result.dtype.element_ty), mask=live)
     else:
         for start in range(0, lanes_each, LANES):
-            to, total, live = _pick(
+            to, total, live = _gradient_of_input(
                 start,
                 *given,
-                TABLE_D,
-                TABLE_H,
-                TABLE_W,
-                MOST_D,
-                MOST_H,
-                MOST_W,
+                OVERLAP_D,
+                OVERLAP_H,
+                OVERLAP_W,
+                DILATED,
                 LANES,
                 CHANNELS,
                 LEADS,
                 COMPUTE,
-                WIDE,
+                INT64,
             )
             tl.store(result + to, total.to(result.dtype.element_ty), mask=live)

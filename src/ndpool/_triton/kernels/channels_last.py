@@ -1,20 +1,20 @@
-"""Kernels for windows that are whole planes with the channels inside: rows of channels, many at once.
+"""Whole-plane windows in channels-last arrays: a plane is a list of rows of channels.
 
-Forward, a program has a block of channels and a piece of the rows; where planes are few, a second run of the
-same kernel puts the pieces together. What the first run leaves are values and, for picks, the bits of codes.
+Forward, a program reduces a block of channels over a piece of the rows. Where there are too few planes, a
+second launch of the same kernel merges the pieces; the first one stores values and, for max, offsets.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.lanes import over, split, wait_for_memory
+from ndpool._triton.kernels.indexing import divide, split, wait_for_previous
 from ndpool._triton.kernels.reducers import (
-    NOWHERE,
+    NO_OFFSET,
     SUM,
     best_along,
-    even_quotient,
     merge,
-    unsigned_zero,
+    positive_zero,
+    quotient_by_inverse,
     widen,
 )
 
@@ -24,21 +24,29 @@ _SIZES += ["x_1", "x_2", "x_r", "y_c", "y_1", "y_2", "y_p", "divisor", "inverse"
 
 @triton.jit
 def _load(
-    x, at, half, row, there, OP: tl.constexpr, CODES: tl.constexpr, LOW: tl.constexpr, COMPUTE: tl.constexpr
+    x,
+    at,
+    half,
+    row,
+    there,
+    OP: tl.constexpr,
+    STORED_OFFSETS: tl.constexpr,
+    IDENTITY: tl.constexpr,
+    COMPUTE: tl.constexpr,
 ):
-    """The elements and their codes: the numbers of rows, or what the first run found."""
-    v = widen(tl.load(x + at, mask=there, other=LOW), COMPUTE)
-    code = row + tl.zeros(v.shape, tl.int32)
-    if CODES:
+    """Elements and their offsets: the row numbers, or the offsets that the first pass stored."""
+    v = widen(tl.load(x + at, mask=there, other=IDENTITY), COMPUTE)
+    offset = row + tl.zeros(v.shape, tl.int32)
+    if STORED_OFFSETS:
         BITS: tl.constexpr = tl.int64 if COMPUTE == tl.float64 else tl.int32
-        code = tl.load(x + half + at, mask=there, other=0).to(BITS, bitcast=True).to(tl.int32)
+        offset = tl.load(x + half + at, mask=there, other=0).to(BITS, bitcast=True).to(tl.int32)
     if OP != SUM:
-        code = tl.where(there, code, NOWHERE)
-    return v, code
+        offset = tl.where(there, offset, NO_OFFSET)
+    return v, offset
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def channel_forward_kernel(
+def channels_last_forward_kernel(
     x,
     y,
     extra,
@@ -70,57 +78,57 @@ def channel_forward_kernel(
     OP: tl.constexpr,
     KIND: tl.constexpr,
     DIVIDE: tl.constexpr,
-    LOW: tl.constexpr,
+    IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
     """WIDTH channels of one piece of `each` rows, ROWS at a time. PARTS: 1 writes pieces, 2 reads them."""
-    CODED: tl.constexpr = OP != SUM and (KIND != 0 or PARTS > 0)
+    WITH_OFFSETS: tl.constexpr = OP != SUM and (KIND != 0 or PARTS > 0)
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    piece, block, lead = split(pid, pieces, blocks, m_p, m_b, WIDE)
+    piece, block, lead = split(pid, pieces, blocks, m_p, m_b, INT64)
     l1 = lead
     l2 = lead * 0
     if LEADS > 1:
-        l2 = over(lead, n_1, m_1, WIDE)
+        l2 = divide(lead, n_1, m_1, INT64)
         l1 = lead - l2 * n_1
     c = block * WIDTH + tl.arange(0, WIDTH)
     inside = (c // UNIT * UNIT < channels)[None, :]
     r = tl.arange(0, ROWS)[:, None]
     begin = piece * each
     end = tl.minimum(begin + each, rows)
-    wait_for_memory()
+    wait_for_previous()
     at = (l1 * x_1 + l2 * x_2 + begin * x_r) * UNIT + r * x_r * UNIT + c[None, :]
-    best, code = _load(
-        x, at, half, begin + r, inside & (begin + r < end), OP, PARTS == 2 and CODED, LOW, COMPUTE
+    best, offset = _load(
+        x, at, half, begin + r, inside & (begin + r < end), OP, PARTS == 2 and WITH_OFFSETS, IDENTITY, COMPUTE
     )
     if not ONCE:
         for start in range(begin + ROWS, end, ROWS):
             at += ROWS * x_r * UNIT
             there = inside & (start + r < end)
-            v, more = _load(x, at, half, start + r, there, OP, PARTS == 2 and CODED, LOW, COMPUTE)
-            best, code = merge(best, code, v, more, OP, CODED)
+            v, more = _load(x, at, half, start + r, there, OP, PARTS == 2 and WITH_OFFSETS, IDENTITY, COMPUTE)
+            best, offset = merge(best, offset, v, more, OP, WITH_OFFSETS)
     to = l1 * y_1 + l2 * y_2 + piece * y_p + c * y_c
     live = c < channels
     if OP == SUM:
         value = tl.sum(best, 0)
         if DIVIDE == 1:
-            value = even_quotient(value, divisor, inverse)
+            value = quotient_by_inverse(value, divisor, inverse)
         else:
-            value = unsigned_zero(value)
+            value = positive_zero(value)
     else:
-        value, code = best_along(best, code, 0, OP, CODED)
+        value, offset = best_along(best, offset, 0, OP, WITH_OFFSETS)
         if PARTS == 1:
             BITS: tl.constexpr = tl.int64 if COMPUTE == tl.float64 else tl.int32
-            tl.store(y + half + to, code.to(BITS).to(COMPUTE, bitcast=True), mask=live)
+            tl.store(y + half + to, offset.to(BITS).to(COMPUTE, bitcast=True), mask=live)
         elif KIND != 0:
-            tl.store(extra + to, code.to(extra.dtype.element_ty), mask=live)
+            tl.store(extra + to, offset.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def channel_backward_kernel(
+def channels_last_backward_kernel(
     grad,
     offsets,
     result,
@@ -145,28 +153,28 @@ def channel_backward_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     LEADS: tl.constexpr,
-    PICKS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
-    WIDE: tl.constexpr,
+    INT64: tl.constexpr,
 ):
-    """WIDTH channels of `each` rows: all the same, or one of them what was picked."""
+    """WIDTH channels of `each` rows: the same gradient in all rows, or only in the row of the offset."""
     pid = tl.program_id(0)
-    if WIDE:
+    if INT64:
         pid = pid.to(tl.int64)
-    piece, block, lead = split(pid, pieces, blocks, m_p, m_b, WIDE)
+    piece, block, lead = split(pid, pieces, blocks, m_p, m_b, INT64)
     l1 = lead
     l2 = lead * 0
     if LEADS > 1:
-        l2 = over(lead, n_1, m_1, WIDE)
+        l2 = divide(lead, n_1, m_1, INT64)
         l1 = lead - l2 * n_1
     c = block * WIDTH + tl.arange(0, WIDTH)
     live = c < channels
     at = l1 * y_1 + l2 * y_2 + c * y_c
-    wait_for_memory()
+    wait_for_previous()
     g = widen(tl.load(grad + at, mask=live, other=0), COMPUTE)
     if DIVIDE == 1:
-        g = even_quotient(g, divisor, inverse)
+        g = quotient_by_inverse(g, divisor, inverse)
     g = g.to(result.dtype.element_ty)[None, :]
     r = tl.arange(0, ROWS)[:, None]
     inside = (c // UNIT * UNIT < channels)[None, :]
@@ -174,11 +182,11 @@ def channel_backward_kernel(
     end = tl.minimum(begin + each, rows)
     to = (l1 * x_1 + l2 * x_2 + begin * x_r) * UNIT + r * x_r * UNIT + c[None, :]
     taken = r
-    if PICKS:
+    if HAS_INDEX:
         taken = tl.load(offsets + at, mask=live, other=0).to(tl.int32)[None, :]
     for start in range(begin, end, ROWS):
         value = tl.broadcast_to(g, [ROWS, WIDTH])
-        if PICKS:
+        if HAS_INDEX:
             value = tl.where(start + r == taken, value, tl.zeros_like(value))
         tl.store(result + to, value, mask=inside & (start + r < end))
         to += ROWS * x_r * UNIT

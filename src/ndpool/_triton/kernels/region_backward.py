@@ -1,0 +1,70 @@
+"""Backward of sums over contiguous planes, region by region.
+
+Inputs that are contained in the same windows form a region and share one gradient. A program computes the
+gradients of all regions of its plane, then writes the plane by full vectors.
+"""
+
+import triton
+import triton.language as tl
+
+from ndpool._triton.kernels.indexing import wait_for_previous
+from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, widen
+
+
+@triton.jit(do_not_specialize=["plane", "pitch", "y_1", "divisor", "inverse"])
+def region_backward_kernel(
+    grad,
+    offsets,
+    result,
+    windows,
+    shares,
+    regions,
+    plane,
+    pitch,
+    y_1,
+    divisor,
+    inverse,
+    REGIONS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+    VEC: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EDGES: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INT64: tl.constexpr,
+):
+    """One plane, BLOCK vectors at a time; vectors shared with the neighbouring planes are masked.
+
+    `windows` and `shares` give addresses and divisors of up to OVERLAP windows per region. `regions` has VEC
+    copies: copy k starts at element k, so that loads are aligned.
+    """
+    pid = tl.program_id(0)
+    if INT64:
+        pid = pid.to(tl.int64)
+    wait_for_previous()
+    region = tl.arange(0, REGIONS)
+    total = tl.zeros([REGIONS], COMPUTE)
+    for m in tl.static_range(OVERLAP):
+        at = tl.load(windows + m * REGIONS + region)
+        g = widen(tl.load(grad + pid * y_1 + at, mask=at >= 0, other=0), COMPUTE)
+        if DIVIDE == 1:
+            g = quotient_by_inverse(g, divisor, inverse)
+        if DIVIDE == 2:
+            g = quotient(g, tl.load(shares + m * REGIONS + region))
+        total += g
+    gradients = total.to(result.dtype.element_ty)
+    begin = pid * plane
+    first = (begin + (VEC - 1)) // VEC
+    skip = (first * VEC - begin).to(tl.int32)
+    vectors = (plane - skip) // VEC
+    along = tl.arange(0, BLOCK * VEC)
+    for start in range(0, vectors, BLOCK):
+        there = start + along // VEC < vectors
+        taken = tl.load(regions + skip * pitch * 16 + start * VEC + along, mask=there, other=0).to(tl.int32)
+        tl.store(result + (first + start) * VEC + along, tl.gather(gradients, taken, 0), mask=there)
+    if EDGES:
+        edge = tl.arange(0, 2 * VEC)
+        place = tl.where(edge < VEC, edge, skip + vectors * VEC + (edge - VEC))
+        there = place < tl.where(edge < VEC, skip, plane)
+        taken = tl.load(regions + place, mask=there, other=0).to(tl.int32)
+        tl.store(result + begin + place, tl.gather(gradients, taken, 0), mask=there)
