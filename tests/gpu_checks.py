@@ -27,7 +27,7 @@ import ndpool
 import ndpool.torch
 import oracle
 from fences import pages, poisoned_results
-from ndpool import _explain, geometry
+from ndpool import _record, geometry
 from ndpool._triton import backward, decompose, launch, strip
 from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import layout_of
@@ -566,9 +566,9 @@ def test_axes_far_apart():
 def test_notes_of_a_call(monkeypatch):
     """Kernels by direction, and copies: what `explain` reports, also for cached calls."""
     kernels_, copies = [], []
-    monkeypatch.setattr(_explain, "recording", True)
-    monkeypatch.setattr(_explain, "note_kernel", lambda *note: kernels_.append(note))
-    monkeypatch.setattr(_explain, "note_copy", copies.append)
+    monkeypatch.setattr(_record, "recording", True)
+    monkeypatch.setattr(_record, "note_kernel", lambda *note: kernels_.append(note))
+    monkeypatch.setattr(_record, "note_copy", copies.append)
     x = torch.randn(1, 1, 12, 16).to(DEVICE).requires_grad_()
     where = str(x.device)
     for _ in range(2):

@@ -13,16 +13,20 @@ PACKAGE = ROOT / "src" / "ndpool"
 # From the public functions down to the kernels: a module imports from lower layers only. A folder stands for
 # all of its modules.
 LAYERS = [
-    ["_cli", "__main__"],
-    ["_bench", "_explore", "_examples", "__init__"],
-    ["torch", "nn", "plot", "_explain", "_config", "_drawing", "_picture"],
+    ["__main__"],
+    ["_cli"],
+    ["_explore", "_examples", "plot"],
+    ["_bench", "_drawing", "_picture"],
+    ["torch", "__init__"],
+    ["nn", "_explain", "_config"],
     ["functional", "general"],
     ["_run"],
     ["_dispatch"],
     ["frameworks"],
     ["_cache"],
     ["_triton"],
-    ["_native", "_record"],
+    ["_record"],
+    ["_native"],
     ["geometry", "_policy", "_call"],
     ["_plan", "_arguments", "reductions", "_signatures", "_core"],
 ]
@@ -84,11 +88,11 @@ def test_imports_go_down(name):
     for target in imported(modules()[name]):
         parts = inner(target)
         if not parts or not any(parts[0] in names for names in LAYERS):
-            # The package itself: for those above its functions only.
-            assert target != "ndpool" or own <= 2, f"{name} imports the package"
+            # The package itself: for those above its functions only; `explain` finds functions by name.
+            assert target != "ndpool" or own <= layer("__init__") or name == "_explain", f"{name}: {target}"
             continue
         same = parts[0] == name.split(".")[0]
-        assert same or layer(parts[0]) > own or own <= 2 == layer(parts[0]), f"{name} imports {target}"
+        assert same or layer(parts[0]) > own, f"{name} imports {target}"
 
 
 def test_pytorchs_folder_has_a_direction():

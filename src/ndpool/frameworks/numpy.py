@@ -16,7 +16,6 @@ from ndpool import geometry
 from ndpool._arguments import input_name
 from ndpool._cache import recall, remember
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, Call, Saved, Unpool
-from ndpool._explain import note_copy
 from ndpool._native import core, core_plan
 from ndpool._policy import (
     DTYPES,
@@ -32,6 +31,7 @@ from ndpool._policy import (
     samples_like,
     wrong_index,
 )
+from ndpool._record import note_copy
 from ndpool.reductions import REDUCTIONS, Reduction
 
 __all__ = ["backward", "fractional", "plain", "prepare", "recall", "remember", "run", "traced", "unpool"]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ndpool import _explain
+from ndpool import _record
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET32, Call, Unpool
 from ndpool._plan import Plan
 from ndpool._policy import wrong_index
@@ -70,8 +70,8 @@ def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor,
     elif y.numel():
         # Too many axes that are not adjacent in memory: a packed copy, the pooled ones last.
         order, at = pooled_last(x.dim(), axes)
-        if _explain.recording:
-            _explain.note_copy("input: packed, pooled axes last; result: copied to its layout")
+        if _record.recording:
+            _record.note_copy("input: packed, pooled axes last; result: copied to its layout")
         found = pool(call._replace(axes=at), x.permute(order).contiguous(), False)
         for target, values in zip((y, extra), found if call.extra != NO_EXTRA else (found,), strict=False):
             target.permute(order).copy_(values)
@@ -305,8 +305,8 @@ def sum_backward(call: Call, grad: Tensor, last: bool) -> Tensor:
 def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tensor:
     """The gradient of max and min pooling, gathered by offsets."""
     if grad.stride() != offsets.stride():
-        if _explain.recording:
-            _explain.note_copy("gradient: laid out as the offsets")
+        if _record.recording:
+            _record.note_copy("gradient: laid out as the offsets")
         grad = torch.empty_like(offsets, dtype=grad.dtype).copy_(grad)
         if grad.stride() != offsets.stride():
             grad, offsets = grad.contiguous(), offsets.contiguous()
@@ -334,13 +334,13 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
     if done(grad, offsets):
         return result
     if not grad.is_contiguous():
-        if _explain.recording:
-            _explain.note_copy("gradient: packed")
+        if _record.recording:
+            _record.note_copy("gradient: packed")
         if done(grad.contiguous(), None if offsets is None else offsets.contiguous()):
             return result
     # Too many leading axes between the pooled ones, in the result itself: a packed one, the pooled axes last.
-    if _explain.recording:
-        _explain.note_copy("gradient: packed, pooled axes last; result: copied to its layout")
+    if _record.recording:
+        _record.note_copy("gradient: packed, pooled axes last; result: copied to its layout")
     order, at = pooled_last(grad.dim(), axes)
     packed = (
         grad.permute(order).contiguous(),

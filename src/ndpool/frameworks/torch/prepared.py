@@ -17,7 +17,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd import Function
 from torch.autograd.graph import increment_version
 
-from ndpool import _explain
+from ndpool import _record
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, Call
 from ndpool._native import core, core_plan
 from ndpool._policy import DTYPES, FIRST_FLOAT, arithmetic
@@ -324,7 +324,7 @@ def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callabl
 
     def run(x: Tensor, y: Tensor, extra: Tensor) -> None:
         nonlocal ready
-        if not ready or _explain.recording:
+        if not ready or _record.recording:
             for kernel, make in before:
                 between = make()
                 kernel(x, between, between)
