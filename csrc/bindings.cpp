@@ -814,6 +814,7 @@ NB_MODULE(_core, m) {
       .def(nb::init<>())
       .def("get", &CallCache::get, "function"_a, "x"_a, "arguments"_a, "indices"_a)
       .def("put", &CallCache::put, "function"_a, "x"_a, "arguments"_a, "indices"_a, "value"_a)
+      .def("clear", &CallCache::clear)
       .def("__len__", &CallCache::size);
   m.def("set_recording", &set_recording, "on"_a);
   m.def("recorded", &recorded);

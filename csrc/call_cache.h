@@ -72,6 +72,7 @@ public:
   }
 
   size_t size() const { return values_.size(); }
+  void clear() { Values().swap(values_); }
 
   static constexpr size_t limit = 1024;
 

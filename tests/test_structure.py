@@ -42,7 +42,7 @@ PRIVATE = {  # of ndpool's private modules, what tests and fuzzing may import
     "_bench": None,
     "_examples": None,
     "_picture": None,
-    "_cache": ["test_call_cache.py"],
+    "_cache": ["test_call_cache.py", "gpu_*"],
     "_call": ["passes.py", "test_call_cache.py", "test_extensions.py", "test_torch.py", "gpu_*"],
     "_plan": ["passes.py", "test_extensions.py"],
     "_run": ["test_torch_modules.py"],

@@ -27,6 +27,10 @@ class CallCache:
     def __len__(self) -> int:
         return len(self._values)
 
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._values = {}
+
     def get(self, function: Function, x: Any, arguments: Any, indices: bool) -> Any:
         """The value; None where there is none yet, False where the call cannot be cached."""
         try:
