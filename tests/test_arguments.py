@@ -146,7 +146,7 @@ def test_shared_tables_are_read_only():
 def test_empty_windows_are_found_on_huge_axes_at_once():
     far = 2**31 - 1
     assert ndpool.output_size(far - 1, 3, 1, [(far, far)], far) == far - 1
-    with pytest.raises(ValueError, match=f"window {far - 22} holds none"):
+    with pytest.raises(ValueError, match=f"window {far - 22} contains none"):
         ndpool.output_size(far - 12, 3, 1, [(far - 20, far)], far - 10)
 
 

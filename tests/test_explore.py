@@ -112,7 +112,7 @@ def test_address_is_short_and_complete():
         ("colour=red", "no setting is called 'colour'"),
         ("size=4&size=5", "size is given twice"),
         ("kernel=9", "window must fit into the padded input"),
-        ("padding=5", "every window must hold an element"),
+        ("padding=5", "every window must contain an element"),
         ("values=" + "1" * 40_000, "too long"),
     ],
 )

@@ -344,7 +344,7 @@ def test_linked_axes_change_together(page):
         ({"kernel": ["2.5", "3"]}, "explore: kernel must be a whole number; got kernel='2.5'"),
         ({"kernel": ["9", "3"]}, "pool: the window must fit into the padded input"),
         ({"stride": ["2", ""]}, "explore: stride must be a whole number; got stride=''"),
-        ({"before": ["5", "5"]}, "pool: every window must hold an element of the input"),
+        ({"before": ["5", "5"]}, "pool: every window must contain an element of the input"),
         (
             {"reduce": ["lp"], "norm_type": ["<b>"]},
             "explore: norm_type must be a number; got norm_type='<b>'",

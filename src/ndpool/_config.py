@@ -87,7 +87,7 @@ def show_config() -> Config:
             "instruction sets available": tuple(core.isa_names()),
             "threads": core.num_threads(),
             "cores": os.cpu_count(),
-            "frameworks served": tuple(sorted({package for package, _ in FRAMEWORKS})),
+            "frameworks supported": tuple(sorted({package for package, _ in FRAMEWORKS})),
             "frameworks loaded": tuple(
                 name for name in ("torch", "jax", "cupy", "dask") if name in sys.modules
             ),
