@@ -71,7 +71,7 @@ def test_error_messages(capsys):
     assert main(["bench", "--device", "cuda", "--case", "max 2x2"]) != 0
     assert "needs a CUDA device" in capsys.readouterr().err
     assert main(["bench", "--device", "cuda", "--threads", "1"]) != 0
-    assert "--threads is for the CPU" in capsys.readouterr().err
+    assert "--threads applies to the CPU only" in capsys.readouterr().err
 
 
 def test_answers_are_compared_in_every_element():
