@@ -449,7 +449,9 @@ begun.wait()
     assert run_python(code, NDPOOL_NUM_THREADS=threads) == ""
 
 
-# A call of which an eighth is timed, in CPU time: what other processes do changes nothing.
+# An interrupted call takes much less CPU time than the whole call, of which one eighth is timed. Other
+# processes can only make either slower, so the best of several attempts counts; a call that is deaf to
+# signals takes eight eighths every time.
 INTERRUPT = """
 import signal, sys, time
 import numpy as np, ndpool
@@ -461,11 +463,18 @@ def cpu(call, *args):
     except KeyboardInterrupt:
         return None, time.process_time() - start
 
-want, eighth = cpu(call, 1)
 signal.signal(signal.SIGVTALRM, signal.default_int_handler)
-signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
-result, took = cpu(call, 8)
-print(result is None, took < 4 * eighth)
+eighths, interrupted, results = [], [], []
+for _ in range(5):
+    want, seconds = cpu(call, 1)
+    eighths.append(seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
+    result, seconds = cpu(call, 8)
+    interrupted.append(seconds)
+    results.append(result)
+    if min(interrupted) < 4 * min(eighths):
+        break
+print(all(result is None for result in results), min(interrupted) < 4 * min(eighths))
 start = time.process_time()
 time.sleep(0.5)
 print(time.process_time() - start < 0.25)
@@ -473,11 +482,11 @@ print(bool((want == call(1)).all()))
 """
 INTERRUPTED = {
     "forward": """
-x = np.random.default_rng(0).random((8, 60, 60, 60))
-call = lambda n: ndpool.lp_pool3d(x[:n], 3.0, 12, 1)
+x = np.random.default_rng(0).random((16, 60, 60, 60))
+call = lambda n: ndpool.lp_pool3d(x[: 2 * n], 3.0, 12, 1)
 """,
     "one plane": """
-x = np.random.default_rng(0).random((1, 1, 160, 110, 110))
+x = np.random.default_rng(0).random((1, 1, 160, 160, 160))
 call = lambda n: ndpool.lp_pool3d(x[:, :, : 20 * n], 3.0, 12, 1)
 """,
     "large window": """
@@ -504,12 +513,12 @@ call = lambda n: ndpool.unpool(values[: n << 29], indices[: n << 29], (16,))
 """,
     "tensor": """
 import torch
-x = torch.rand(8, 1, 60, 60, 60)
-call = lambda n: ndpool.lp_pool3d(x[:n], 3.0, 12, 1)
+x = torch.rand(32, 1, 60, 60, 60)
+call = lambda n: ndpool.lp_pool3d(x[: 4 * n], 3.0, 12, 1)
 """,
     "tensor backward": """
 import torch
-x = {n: torch.rand(5 * n, 1, 90, 90, 90).double().requires_grad_() for n in (1, 8)}
+x = {n: torch.rand(10 * n, 1, 90, 90, 90).requires_grad_() for n in (1, 8)}
 y = {n: ndpool.avg_pool3d(x[n], 20, 1).sum() for n in x}
 call = lambda n: torch.autograd.grad(y[n], x[n], retain_graph=True)[0]
 """,
@@ -520,8 +529,8 @@ call = lambda n: torch.autograd.grad(y[n], x[n], retain_graph=True)[0]
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.torch if "tensor" in c else ()) for c in INTERRUPTED]
 )
-def test_a_long_call_hears_signals(case, threads):
-    """KeyboardInterrupt long before the call would have ended; then no thread is at work, and calls go on."""
+def test_a_long_call_can_be_interrupted(case, threads):
+    """KeyboardInterrupt long before the call would end; afterwards no thread is busy and calls still work."""
     code = INTERRUPT.replace("SETUP", INTERRUPTED[case])
     assert run_python(code, NDPOOL_NUM_THREADS=threads).split() == ["True"] * 4
 
