@@ -162,7 +162,7 @@ def check(rng: np.random.Generator, call: Draw, device: str) -> None:
         (want,) = _of_two(oracle.max_pool_backward, grad, indices, axes, sizes)
     else:
         shares = grad / _along(call.counts, axes, x.ndim) if reduce == "avg" else grad
-        (want,) = on_axes(oracle.spread, shares, axes, call.plan, sizes)
+        (want,) = on_axes(oracle.sum_backward, shares, axes, call.plan, sizes)
     _same(g, want, call, exact=has_index)
 
 

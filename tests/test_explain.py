@@ -1,4 +1,4 @@
-"""`explain` says which engine ran, and shows that every engine is reached on every instruction set."""
+"""`explain` reports the engine of a call; every engine is reached on every instruction set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDE = "avx512"  # some engines need its masks
 
 
 @pytest.fixture(autouse=True)
-def settings_kept():
+def restore_settings():
     isa, threads = core.isa(), core.num_threads()
     yield
     core.set_isa(isa)
@@ -35,7 +35,7 @@ def image(*shape, dtype=np.float32, last=False):
 
 
 def backward(reduce, plan, x, axes=(2, 3)):
-    """The gradient of a pool, as a function that `explain` can call."""
+    """The gradient of a pool, for use with `explain`."""
     if not REDUCTIONS[reduce].has_index:
         return passes.backward(reduce, plan, np.ones((*x.shape[:2], *plan.out), x.dtype), axes)
     y, offsets = passes.with_offsets(reduce, plan, x, axes)
@@ -46,7 +46,7 @@ def windows(sizes, kernel, stride=None, padding=0):
     return sliding("f", sizes, kernel, stride, padding, 1, False, strict=False)
 
 
-# engine -> instruction sets that have it, and a call that it serves
+# engine -> (instruction sets that have it, a call that uses it)
 FORWARD = {
     "direct": (SETS, lambda: (ndpool.max_pool2d, image(2, 3, 64, 96), 2)),
     "small_planes": ([WIDE], lambda: (ndpool.max_pool2d, image(11, 7, 14, 14), 3, 2, 1)),
@@ -90,15 +90,15 @@ def test_every_backward_engine_is_reached(isa, engine):
     assert (found.backward.engine, found.backward.instruction_set) == (engine, isa)
 
 
-def test_the_lists_above_name_every_engine():
-    """The names stand in the sources of the core, one for each engine."""
+def test_every_engine_is_listed():
+    """The sources of the core define one name per engine."""
     text = "".join(path.read_text() for path in (Path(__file__).parents[1] / "csrc").glob("**/*.h"))
     names = set(re.findall(r'constexpr const char\* engine = "(\w+)"', text))
     assert names == set(FORWARD) | set(BACKWARD)
 
 
 @pytest.mark.skipif(WIDE not in SETS, reason="needs AVX-512")
-def test_integers_that_fall_to_another_instruction_set_say_so():
+def test_integers_report_their_instruction_set():
     core.set_isa(WIDE)
     for dtype in ("int16", "uint32", "int64"):
         found = ndpool.explain(ndpool.max_pool2d, image(1, 2, 40, 50, dtype=dtype), 2)
@@ -144,20 +144,20 @@ def test_names_layers_and_unpooling():
         ndpool.explain(3, x)
 
 
-def test_it_prints_what_it_found():
+def test_repr():
     text = repr(ndpool.explain(ndpool.max_pool2d, image(1, 2, 40, 50), 2))
     assert text.splitlines()[0] == "max_pool2d"
     assert f"forward: direct, {core.isa()}, 1 thread" in text
     assert text.endswith("copies: none")
 
 
-def test_an_error_ends_the_recording():
+def test_an_error_stops_the_recording():
     with pytest.raises(ValueError, match="padding"):
         ndpool.explain(ndpool.max_pool2d, image(1, 2, 8, 8), 2, padding=9)
     assert len(ndpool.explain(ndpool.max_pool2d, image(1, 2, 8, 8), 2).steps) == 1
 
 
-def test_an_explanation_inside_another_keeps_to_itself():
+def test_nested_explanations():
     def both(x):
         ndpool.max_pool2d(x, 2)
         assert len(ndpool.explain(ndpool.max_pool2d, x, 2).steps) == 1

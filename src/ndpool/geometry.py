@@ -149,8 +149,8 @@ def _sliding(
         # Within PyTorch's limit a dilated window may step over the whole input, as in PyTorch.
         if max(before, after) > k // 2 and (empty := _empty_window(axis)) is not None:
             raise ValueError(
-                f"{fn}: every window must contain an element of the input, or padding must be at most half the "
-                f"{named}; got padding={(before, after)} with {named}={k}, stride={s}, dilation={d} and "
+                f"{fn}: every window must contain an element of the input, or padding must be at most half "
+                f"the {named}; got padding={(before, after)} with {named}={k}, stride={s}, dilation={d} and "
                 f"input size {size} (window {empty} contains none)"
             )
         axes.append(axis)

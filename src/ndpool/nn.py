@@ -72,7 +72,7 @@ class _Layer:
     _shown: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        # help() shows a class's own docstring alone, so the parameters of the family are written into it.
+        # help() shows only the class's own docstring, so append the parameters of its base classes.
         if "_ndim" in vars(cls) and cls.__doc__:
             summary, _, example = inspect.cleandoc(cls.__doc__).partition("\n\n")
             bases = [inspect.cleandoc(base.__doc__ or "") for base in reversed(cls.__mro__[1:-1])]
@@ -128,13 +128,13 @@ class _Sliding(_Layer):
     stride: Size | None = None
     padding: Size = 0
     _shown: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding")
-    _keeps_tuples: ClassVar[bool] = False
+    _as_tuples: ClassVar[bool] = False  # whether sizes become tuples, as in PyTorch
 
     def __post_init__(self) -> None:
         super().__post_init__()
         stride = self.kernel_size if self.stride is None else self.stride
         sizes: dict[str, Any] = {"kernel_size": self.kernel_size, "stride": stride, "padding": self.padding}
-        if self._keeps_tuples:
+        if self._as_tuples:
             sizes = {name: _tuple(size, self._ndim) for name, size in sizes.items()}
         vars(self).update(sizes)
 
@@ -240,7 +240,7 @@ class AvgPool1d(_AvgPool):
 
     _ndim = 1
     _function = staticmethod(F.avg_pool1d)
-    _keeps_tuples = True
+    _as_tuples = True
 
 
 class AvgPool2d(_AvgPoolWithDivisor):
@@ -442,7 +442,7 @@ class _MaxUnpool(_Sliding):
     """
 
     dilation: Size = field(default=1, kw_only=True)
-    _keeps_tuples = True
+    _as_tuples = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -456,9 +456,9 @@ class _MaxUnpool(_Sliding):
         return super()._arguments | {"dilation": self.dilation}
 
     def __repr__(self) -> str:
-        # PyTorch's own shows no dilation.
-        dilated = "" if set(_tuple(self.dilation, 1)) == {1} else f", dilation={self.dilation})"
-        return super().__repr__().removesuffix(")") + (dilated or ")")
+        # PyTorch's layers have no dilation to show.
+        suffix = ")" if set(_tuple(self.dilation, 1)) == {1} else f", dilation={self.dilation})"
+        return super().__repr__().removesuffix(")") + suffix
 
     def __call__(self, input: Array, indices: Any, output_size: Sequence[int] | None = None) -> Array:  # type: ignore[override]
         """Put each value of `input` at its index, with zeros everywhere else.
@@ -510,6 +510,26 @@ class MaxUnpool3d(_MaxUnpool):
     _function = staticmethod(F.max_unpool3d)
 
 
+def check_fractional(
+    name: str, ndim: int, kernel_size: Any, output_size: Any = None, output_ratio: Any = None
+) -> None:
+    """Raise for arguments of fractional max pooling that are invalid for every input."""
+    for size in check_ints(name, "kernel_size", kernel_size, ndim, single=False):
+        check_range(name, "kernel_size", size, 1)
+    if (output_size is None) == (output_ratio is None):
+        raise ValueError(
+            f"{name}: exactly one of output_size and output_ratio must be given; "
+            f"got output_size={show(output_size)}, output_ratio={show(output_ratio)}"
+        )
+    if output_size is not None:
+        for size in check_ints(name, "output_size", output_size, ndim, single=False):
+            check_range(name, "output_size", size, 0)
+    elif not all(0 < ratio < 1 for ratio in check_ratio(name, output_ratio, ndim)):
+        raise ValueError(
+            f"{name}: output_ratio must lie between 0 and 1; got output_ratio={show(output_ratio)}"
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class _FractionalMaxPool(_Layer):
     """Max pooling over windows at pseudo-random places (Graham, "Fractional max-pooling", 2014).
@@ -542,20 +562,7 @@ class _FractionalMaxPool(_Layer):
 
     def _check(self, name: str) -> None:
         super()._check(name)
-        for size in check_ints(name, "kernel_size", self.kernel_size, self._ndim, single=False):
-            check_range(name, "kernel_size", size, 1)
-        if (self.output_size is None) == (self.output_ratio is None):
-            raise ValueError(
-                f"{name}: exactly one of output_size and output_ratio must be given; "
-                f"got output_size={show(self.output_size)}, output_ratio={show(self.output_ratio)}"
-            )
-        if self.output_size is not None:
-            for size in check_ints(name, "output_size", self.output_size, self._ndim, single=False):
-                check_range(name, "output_size", size, 0)
-        elif not all(0 < ratio < 1 for ratio in check_ratio(name, self.output_ratio, self._ndim)):
-            raise ValueError(
-                f"{name}: output_ratio must lie between 0 and 1; got output_ratio={show(self.output_ratio)}"
-            )
+        check_fractional(name, self._ndim, self.kernel_size, self.output_size, self.output_ratio)
 
 
 class FractionalMaxPool2d(_FractionalMaxPool):
