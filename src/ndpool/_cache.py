@@ -33,37 +33,44 @@ class CallCache:
 
     def get(self, function: Function, x: Any, arguments: Any, indices: bool) -> Any:
         """The value; None where there is none yet, False where the call cannot be cached."""
-        try:
-            return self._values.get(_key(function, x, arguments, indices))
-        except TypeError:  # an argument of a type that may change, or that has no hash
-            return False
+        key = _key(function, x, arguments, indices)
+        return False if key is None else self._values.get(key)
 
     def put(self, function: Function, x: Any, arguments: Any, indices: bool, value: Any) -> None:
         """Keep a value; the cache starts again when it is full."""
-        try:
-            key = _key(function, x, arguments, indices)
-        except TypeError:
+        key = _key(function, x, arguments, indices)
+        if key is None:
             return
         with self._lock:
-            old = self._values
-            if len(old) >= self.limit:
-                self._values = old = {}
-            old[key] = value
+            if len(self._values) >= self.limit:
+                self._values = {}
+            self._values[key] = value
 
 
-def _key(function: Function, x: Any, arguments: Any, indices: bool) -> tuple[Any, ...]:
-    layout = (type(x), x.dtype, x.shape, x.stride(), x.device)
-    return (function.name, function.reduction.name, layout, indices, *[_typed(v) for v in arguments])
+_FIXED = {int, bool, float, type(None)}  # types whose values never change
 
 
-def _typed(value: Any) -> Any:
-    """An argument with its type, for types whose values never change."""
-    kind = type(value)
-    if kind is int or value is None or kind is bool or kind is float:
-        return kind, value
-    if kind is tuple or kind is list:
-        return tuple([_typed(v) for v in value])
-    raise TypeError(kind)
+def _key(function: Function, x: Any, arguments: Any, indices: bool) -> tuple[Any, ...] | None:
+    kinds: Any = tuple(map(type, arguments))
+    if not _FIXED.issuperset(kinds):
+        typed = _typed(arguments)
+        if typed is None:
+            return None
+        arguments, kinds = typed
+    layout = (x.shape, x.stride(), x.dtype, x.device, type(x))
+    return (function.name, function.reduction.name, layout, arguments, kinds, indices)
+
+
+def _typed(values: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """Arguments and their types, lists as tuples; None if one is of a type whose values may change."""
+    pairs: list[Any] = []
+    for value in values:
+        kind = type(value)
+        pair = (value, kind) if kind in _FIXED else _typed(value) if kind is tuple or kind is list else None
+        if pair is None:
+            return None
+        pairs.append(pair)
+    return tuple(value for value, _ in pairs), tuple(kind for _, kind in pairs)
 
 
 cache: Any = core.CallCache() if BUILT else CallCache()

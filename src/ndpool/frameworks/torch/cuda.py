@@ -310,11 +310,12 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tenso
         grad = torch.empty_like(offsets, dtype=grad.dtype).copy_(grad)
         if grad.stride() != offsets.stride():
             grad, offsets = grad.contiguous(), offsets.contiguous()
-    return _backward(call._replace(divisor=0), grad, offsets, last)
+    return _backward(call, grad, offsets, last)
 
 
 def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> Tensor:
     axes, plan = call.axes, call.plan
+    has_index = offsets is not None
     grad = materialized(grad)
     result = empty(grad, with_sizes(grad.shape, axes, plan.sizes), grad.dtype, last, len(axes))
     if grad.numel() == 0 or result.numel() == 0:
@@ -325,7 +326,7 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
         if offsets is not None:
             aligned = aligned and offsets.data_ptr() % 16 == 0
         memory = (result.shape, result.stride(), grad.shape, grad.stride(), grad.dtype, grad.device)
-        how = (offsets is not None, call.reduction.divides, call.divisor, aligned)
+        how = (has_index, call.reduction.divides, 0 if has_index else call.divisor, aligned)
         run = backward(plan, axes, *memory, *how)
         if run is not None:
             _on_device(run, grad, grad if offsets is None else offsets, result)

@@ -273,28 +273,26 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
         return None
     training: Any = None  # made with the first training step
 
-    def train(x: Tensor) -> Any:
-        nonlocal training
-        if training is None:
-            has_index = call.reduction.has_index
-            possible = x.is_floating_point() and call.extra == NO_EXTRA
-            if has_index:
-                possible = possible and call.plan.taps <= 256
-                training = possible and _launches(call._replace(extra=OFFSET8), x, last)
-            else:
-                training = possible and forward
-        return _train_cuda(x, training) if training else None
+    def make_training(x: Tensor) -> Any:
+        if not x.is_floating_point() or call.extra != NO_EXTRA:
+            return False
+        if not call.reduction.has_index:
+            return forward
+        return call.plan.taps <= 256 and (_launches(call._replace(extra=OFFSET8), x, last) or False)
 
     current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
     new, new_extra, run, indices = forward.new, forward.new_extra, forward.run, call.extra == INDEX64
 
     def prepared(x: Tensor, out: Any) -> Any:
+        nonlocal training
         address = x.data_ptr()
         if out is not None or not address or address % 16 or x.get_device() != current_device():
             return None
         try:
             if x.requires_grad and is_grad_enabled():
-                return train(x)
+                if training is None:
+                    training = make_training(x)
+                return _train_cuda(x, training) if training else None
             y = new()
             extra = new_extra() if indices else y
             run(x, y, extra)
