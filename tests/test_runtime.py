@@ -18,13 +18,14 @@ import numpy as np
 import pytest
 
 import ndpool
-from cases import LAYOUTS
+from cases import LAYOUTS, as_tuple
 from helpers import hard_values, not_sanitized, run_python, small
 from ndpool import geometry
 from ndpool._native import core, core_plan
 from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
+pytestmark = pytest.mark.usefixtures("restore_settings")
 SETS = core.isa_names()
 THREADS = (1, 2, 3, 7)
 PLANE = (150, 230)
@@ -34,14 +35,6 @@ PLANES = {
     4: (1, 8),
     8: (1, 8),
 }  # by item size: over 1 MiB, so that threads are used
-
-
-@pytest.fixture(autouse=True)
-def restore_settings():
-    isa, threads = core.isa(), core.num_threads()
-    yield
-    core.set_isa(isa)
-    core.set_num_threads(threads)
 
 
 def backward(reduce, plan, x):
@@ -87,9 +80,7 @@ def digest(calls, x):
     """Hashes of the results of every call, by name."""
     digests = {}
     for name, call in calls.items():
-        result = call(x)
-        arrays = result if isinstance(result, tuple) else (result,)
-        digests[name] = [hashlib.sha256(np.ascontiguousarray(a)).hexdigest() for a in arrays]
+        digests[name] = [hashlib.sha256(np.ascontiguousarray(a)).hexdigest() for a in as_tuple(call(x))]
     return digests
 
 

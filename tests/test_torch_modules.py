@@ -81,8 +81,7 @@ def answer(module, given):
     """All results and the gradient of the first input, with the same random numbers each time."""
     torch.manual_seed(0)
     x = given[0].clone().requires_grad_()
-    results = module(x, *given[1:])
-    results = results if isinstance(results, tuple) else (results,)
+    results = cases.as_tuple(module(x, *given[1:]))
     (results[0] * torch.arange(results[0].numel()).reshape(results[0].shape)).sum().backward()
     return *(result.detach() for result in results), x.grad
 
@@ -203,11 +202,11 @@ def test_unsupported_tensors_are_pooled_by_pytorch(kind, way, calls):
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
 def test_unsupported_tensors_raise_pytorchs_errors(calls):
     x = torch.randn(2, 3, 4, 4)
-    for refused in (torch.nested.nested_tensor(list(x)), x.to_sparse(), x.to(torch.complex64)):
+    for tensor in (torch.nested.nested_tensor(list(x)), x.to_sparse(), x.to(torch.complex64)):
         with pytest.raises((RuntimeError, NotImplementedError)) as wanted:
-            F.max_pool2d(refused, 2)
+            F.max_pool2d(tensor, 2)
         with pytest.raises(wanted.type) as got:
-            nt.MaxPool2d(2)(refused)
+            nt.MaxPool2d(2)(tensor)
         assert str(got.value) == str(wanted.value)
     assert calls == []
 
@@ -218,7 +217,7 @@ def test_modules_pool_tensors_of_any_device(name, calls):
     given = [t.to("meta") for t in inputs(name)]
     got = make(name, nt)(*given)
     assert calls == [function_name(name)]
-    got, wanted = (r if isinstance(r, tuple) else (r,) for r in (got, make(name)(*given)))
+    got, wanted = cases.as_tuple(got), cases.as_tuple(make(name)(*given))
     assert [(t.device.type, t.shape, t.dtype) for t in got] == [("meta", t.shape, t.dtype) for t in wanted]
 
 
