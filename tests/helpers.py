@@ -131,6 +131,20 @@ def plans(windows: Any, sizes: tuple[int, ...]) -> tuple[geometry.Plan, Plan]:
     )
 
 
+def routed_functions() -> list[tuple[Any, str]]:
+    """The functions that `ndpool.torch.patch` replaces, as (module, name)."""
+    import torch
+
+    import ndpool.torch
+
+    found = []
+    for module in (torch.nn.functional, torch):
+        before = dict(vars(module))
+        with ndpool.torch.patch():
+            found += [(module, name) for name, value in vars(module).items() if before[name] is not value]
+    return found
+
+
 def run_child(code: str) -> tuple[int, list[str], str]:
     """The exit status, output lines and error output of a new interpreter, which may crash."""
     done = subprocess.run(

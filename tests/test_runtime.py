@@ -180,7 +180,7 @@ print(count() - before)
     assert run_python(code).split() == ["0", "3"]
 
 
-def test_default_number_of_threads_is_that_of_the_cores():
+def test_all_cores_are_the_default():
     code = "import os, ndpool; print(ndpool.get_num_threads() == len(os.sched_getaffinity(0)))"
     assert run_python(code).split() == ["True"]
     one = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
@@ -343,7 +343,7 @@ def test_concurrent_calls():
             assert list(pool.map(partial(digest, MAXIMA), arrays)) == wanted
 
 
-def test_concurrent_calls_forks_and_settings():
+def test_threads_forks_and_settings_at_once():
     """Calls from several threads while settings change and processes fork give right results."""
     code = """
 import os, random, sys, threading
@@ -678,7 +678,7 @@ except MemoryError as error:
 @pytest.mark.torch
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS of Linux")
 @pytest.mark.parametrize("megabytes", [1, 6, 24])
-def test_first_call_in_a_small_address_space(megabytes, tmp_path):
+def test_first_call_without_memory_for_threads(megabytes, tmp_path):
     """Memory for neither result nor threads, for the result only, and for both."""
     script = tmp_path / "tight.py"
     script.write_text(TIGHT)

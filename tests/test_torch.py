@@ -29,6 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import ndpool.torch  # noqa: E402
+from ndpool._native import core  # noqa: E402
 from test_oracle import spoiled  # noqa: E402
 
 # The first forward-mode derivative of a process makes PyTorch import a deprecated module of its own, and
@@ -611,6 +612,7 @@ def test_unusual_memory():
     assert wide.grad.sum() == 3 * 5 * 9
 
 
+@pytest.mark.usefixtures("restore_settings")
 @pytest.mark.parametrize("leaf", [False, True])
 @pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
 def test_cached_calls(make, leaf):
@@ -653,13 +655,9 @@ def test_cached_calls(make, leaf):
     for size in range(2, 1200):  # more than the cache keeps
         assert pool(np.arange(size, dtype=np.float32)[None], 2, name="max_pool1d")[0, -1] == size // 2 * 2 - 1
     assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
-    isa = ndpool._core.isa()
-    try:
-        for name in ndpool._core.isa_names():
-            ndpool._core.set_isa(name)
-            assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
-    finally:
-        ndpool._core.set_isa(isa)
+    for name in core.isa_names():
+        core.set_isa(name)
+        assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
 
 
 def test_cached_calls_are_for_plain_memory_only():

@@ -17,15 +17,15 @@ import pytest
 
 import cases
 import ndpool
-from helpers import run_python
+from helpers import routed_functions, run_python
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 import ndpool.torch as nt  # noqa: E402
-from ndpool.torch import _patch  # noqa: E402
 
 F, nn = torch.nn.functional, torch.nn
+ROUTED = routed_functions()
 
 FAMILIES = {
     "MaxPool": ((3,), {"stride": 2, "padding": 1, "ceil_mode": True}),
@@ -52,9 +52,8 @@ def calls(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_patch_remains():
-    before = {(owner, name): getattr(owner, name) for owner, name, _, _ in _patch._table()}
+    before = {(owner, name): getattr(owner, name) for owner, name in ROUTED}
     yield
-    assert not _patch._depth
     assert all(getattr(owner, name) is function for (owner, name), function in before.items())
 
 
@@ -448,7 +447,10 @@ def arguments(name):
     return (*given, 2, 3) if "lp" in plain else (*given, 3)
 
 
-ROUTES = [pytest.param(*row[:3], id=f"{row[0].__name__}.{row[1]}") for row in _patch._table()]
+ROUTES = [
+    pytest.param(owner, name, name.removesuffix("_with_indices"), id=f"{owner.__name__}.{name}")
+    for owner, name in ROUTED
+]
 
 
 @pytest.mark.parametrize(("owner", "name", "function"), ROUTES)
@@ -468,10 +470,19 @@ def test_every_function_is_routed(owner, name, function, calls, monkeypatch):
     assert isinstance(by_name, tuple) == isinstance(wanted, tuple) or "unpool" in name
 
 
-def test_everything_that_pools_is_in_the_table():
-    """The table contains every pooling function of `torch.nn.functional`."""
+def test_a_patch_replaces_all_pooling_functions():
+    """Those of `torch.nn.functional` and of `torch`."""
     public = {name for name in dir(F) if "pool" in name and not name.startswith("_")}
-    assert {name for owner, name, _, _ in _patch._table() if owner is F} == public
+    assert {name for owner, name in ROUTED if owner is F} == public
+    assert {name for owner, name in ROUTED if owner is torch} == {
+        "adaptive_avg_pool1d",
+        "adaptive_max_pool1d",
+        "avg_pool1d",
+        "max_pool1d",
+        "max_pool1d_with_indices",
+        "max_pool2d",
+        "max_pool3d",
+    }
 
 
 def test_return_indices_is_respected(calls):
