@@ -473,7 +473,7 @@ DRAWERS: dict[str, Callable[[Generator, tuple[int, ...], int, DType, bool], dict
 }
 
 
-def draw_whole(rng: Generator, shape: tuple[int, ...], dtype: DType, limit: int) -> Array:
+def draw_integers(rng: Generator, shape: tuple[int, ...], dtype: DType, limit: int) -> Array:
     """Booleans or integers of at most this magnitude: few values, extremes, one sign or any."""
     if dtype == BOOL:
         return rng.random(shape) < rng.random()
@@ -510,7 +510,7 @@ def draw_floats(rng: Generator, shape: tuple[int, ...], dtype: DType, kinds: Seq
 def draw_values(rng: Generator, shape: tuple[int, ...], dtype: DType, family: str, norm_type: float) -> Array:
     """Difficult input values whose result does not depend on the order of additions."""
     if not is_float(dtype):
-        return draw_whole(rng, shape, dtype, {"avg_pool": 2**40, "lp_pool": 20}.get(family, 2**64))
+        return draw_integers(rng, shape, dtype, {"avg_pool": 2**40, "lp_pool": 20}.get(family, 2**64))
     kinds = ["normal", "negative", "ties", "zeros", "nan", "inf"]
     if family == "lp_pool" and (norm_type < 0 or norm_type % 2 == 1) and norm_type not in (1, -inf):
         # Odd powers cancel and negative ones have poles: with powers of two the sign of the sum is exact.

@@ -399,18 +399,18 @@ def test_exit_during_calls(threads):
 import os, threading, numpy as np, ndpool
 os.dup2(1, 2)
 x = np.ones((8, 64, 64))
-begun = threading.Semaphore(0)
+started = threading.Semaphore(0)
 
 def work():
     ndpool.max_pool2d(x, 3)
-    begun.release()
+    started.release()
     while True:
         ndpool.max_pool2d(x, 3)
 
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
 for _ in range(3):
-    begun.acquire()
+    started.acquire()
 """
     for _ in range(8):
         assert run_python(code, NDPOOL_NUM_THREADS=threads) == ""
@@ -422,11 +422,11 @@ def test_exit_before_a_call_ends(threads):
     code = """
 import os, sys, threading, time, numpy as np, ndpool
 os.dup2(1, 2)
-x, begun = np.ones((1, 1, 50, 50, 50)), threading.Event()
+x, started = np.ones((1, 1, 50, 50, 50)), threading.Event()
 ndpool.lp_pool3d(x, 3.5, 10, 10)
 
 def work():
-    begun.set()
+    started.set()
     ndpool.lp_pool3d(x, 3.5, 10, 1)
 
 class Last:
@@ -435,7 +435,7 @@ class Last:
 
 sys.last = Last()
 threading.Thread(target=work, daemon=True).start()
-begun.wait()
+started.wait()
 """
     assert run_python(code, NDPOOL_NUM_THREADS=threads) == ""
 
