@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import ndpool
-from cases import from_torch, to_torch
+from cases import as_tuple, from_torch, to_torch
 from fences import Layout, Memory, lay
 from fuzz.case import Case
 from oracle import Array
@@ -59,8 +59,7 @@ def invoke(case: Case, x: Any, indices: Any = None, **more: Any) -> Any:
 
 def arrays(result: Any) -> tuple[Array, ...]:
     """The results as NumPy arrays."""
-    found = result if isinstance(result, tuple) else (result,)
-    return tuple(a if isinstance(a, np.ndarray) else from_torch(a) for a in found)
+    return tuple(a if isinstance(a, np.ndarray) else from_torch(a) for a in as_tuple(result))
 
 
 def run(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import oracle
-from cases import BOOL, DTYPES, chance, draw_floats, draw_whole, pick, spell, unpool_sizes
+from cases import BOOL, DTYPES, chance, draw_floats, draw_integers, pick, spell, unpool_sizes
 from fences import ENDS, packed
 from fuzz import reference
 from fuzz.case import Case, Rng, draw_layout, repeated
@@ -183,7 +183,7 @@ def draw_values(rng: Rng, shape: tuple[int, ...], dtype: DType, case: Case) -> A
     """Difficult input values whose result does not depend on the order of additions."""
     reduce, norm = case.reduce, case.norm
     if dtype == BOOL or not is_float(dtype):
-        return draw_whole(rng, shape, dtype, {"avg": 2**40, "sum": 2**40, "lp": 20}.get(reduce, 2**64))
+        return draw_integers(rng, shape, dtype, {"avg": 2**40, "sum": 2**40, "lp": 20}.get(reduce, 2**64))
     kinds = ["normal", "negative", "ties", "zeros", "nan", "inf"]
     if reduce == "lp" and (norm < 0 or norm % 2 == 1) and norm not in (1, -inf):
         kinds = ["powers"]

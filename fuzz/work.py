@@ -61,8 +61,8 @@ def run_case(case: Case) -> dict[str, Any]:
     try:
         check(case)
     except Exception as error:
-        told = str(error) if type(error) is AssertionError and str(error) else traceback.format_exc(limit=-4)
-        failure = {"failure": told}
+        expected = type(error) is AssertionError and str(error)
+        failure = {"failure": str(error) if expected else traceback.format_exc(limit=-4)}
     engines = sorted({f"{engine} {isa}" for _, engine, isa, _ in core.recorded()})
     return {"tags": tags(case) | {"engine": engines}, **failure}
 

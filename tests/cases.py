@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +180,11 @@ def unpool_sizes(sizes: Sequence[int], kernel: Any, stride: Any, padding: Any) -
     return [(out - 1) * s + k - 2 * p for out, k, s, p in axes]
 
 
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    """A result as a tuple, for functions that return one array or several."""
+    return result if isinstance(result, tuple) else (result,)
+
+
 @dataclass(frozen=True, eq=False)
 class Case:
     """One call of a named function: ``name(array(), *args, **kwargs)``."""
@@ -234,8 +239,7 @@ class Case:
 
     def solve(self, x: Array | None = None) -> tuple[Array, ...]:
         """The oracle's results including indices, for the input of the case or another one."""
-        result = getattr(oracle, self.family)(self.array() if x is None else x, **self.operands())
-        return result if isinstance(result, tuple) else (result,)
+        return as_tuple(getattr(oracle, self.family)(self.array() if x is None else x, **self.operands()))
 
     def call_oracle(self) -> tuple[Array, ...]:
         """The oracle's results as the call returns them."""
@@ -243,7 +247,9 @@ class Case:
 
     def call_torch(self) -> tuple[Array, ...]:
         """The results of ``torch.nn.functional``."""
-        return tuple(map(from_torch, self._run_torch(to_torch(self.array()))))
+        from torch.nn import functional
+
+        return tuple(map(from_torch, self.call_tensor(functional, to_torch(self.array()))))
 
     def oracle_gradient(self, grad: Array) -> Array:
         """The oracle's gradient of the input, given that of the values."""
@@ -257,18 +263,29 @@ class Case:
 
     def torch_gradient(self, grad: Array) -> Array:
         """PyTorch's gradient of the input."""
+        from torch.nn import functional
+
         x = to_torch(self.array()).clone().requires_grad_()
-        self._run_torch(x)[0].backward(to_torch(grad))
+        self.call_tensor(functional, x)[0].backward(to_torch(grad))
         assert x.grad is not None
         return from_torch(x.grad)
 
-    def _run_torch(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        import torch
-
+    def call_tensor(self, module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The results of a module's function for a tensor, with the other arrays converted to tensors."""
         args = [to_torch(a) if isinstance(a, np.ndarray) else a for a in self.args]
         kwargs = {key: to_torch(a) if isinstance(a, np.ndarray) else a for key, a in self.kwargs.items()}
-        result = getattr(torch.nn.functional, self.name)(x, *args, **kwargs)
-        return result if isinstance(result, tuple) else (result,)
+        return as_tuple(getattr(module, self.name)(x, *args, **kwargs))
+
+    def in_float64(self) -> Case:
+        """The same call with float64 arrays."""
+
+        def real(a: Any) -> Any:
+            return a.astype(np.float64) if isinstance(a, np.ndarray) and is_float(a.dtype) else a
+
+        kwargs = {key: real(a) for key, a in self.kwargs.items()}
+        return replace(
+            self, values=self.values.astype(np.float64), args=tuple(map(real, self.args)), kwargs=kwargs
+        )
 
     @property
     def taps(self) -> int:
@@ -456,7 +473,7 @@ DRAWERS: dict[str, Callable[[Generator, tuple[int, ...], int, DType, bool], dict
 }
 
 
-def draw_whole(rng: Generator, shape: tuple[int, ...], dtype: DType, limit: int) -> Array:
+def draw_integers(rng: Generator, shape: tuple[int, ...], dtype: DType, limit: int) -> Array:
     """Booleans or integers of at most this magnitude: few values, extremes, one sign or any."""
     if dtype == BOOL:
         return rng.random(shape) < rng.random()
@@ -493,7 +510,7 @@ def draw_floats(rng: Generator, shape: tuple[int, ...], dtype: DType, kinds: Seq
 def draw_values(rng: Generator, shape: tuple[int, ...], dtype: DType, family: str, norm_type: float) -> Array:
     """Difficult input values whose result does not depend on the order of additions."""
     if not is_float(dtype):
-        return draw_whole(rng, shape, dtype, {"avg_pool": 2**40, "lp_pool": 20}.get(family, 2**64))
+        return draw_integers(rng, shape, dtype, {"avg_pool": 2**40, "lp_pool": 20}.get(family, 2**64))
     kinds = ["normal", "negative", "ties", "zeros", "nan", "inf"]
     if family == "lp_pool" and (norm_type < 0 or norm_type % 2 == 1) and norm_type not in (1, -inf):
         # Odd powers cancel and negative ones have poles: with powers of two the sign of the sum is exact.

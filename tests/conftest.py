@@ -31,6 +31,17 @@ def poisoned() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def restore_settings() -> Iterator[None]:
+    """Restore the instruction set and the number of threads after the test."""
+    from ndpool._native import core
+
+    isa, threads = core.isa(), core.num_threads()
+    yield
+    core.set_isa(isa)
+    core.set_num_threads(threads)
+
+
 # (test, reason) as regular expressions: skips allowed in CI, which has no GPU. Any other skip means a missing
 # installation or a test that no longer runs, and fails the run.
 SKIPPED_IN_CI = [

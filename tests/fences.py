@@ -140,7 +140,7 @@ class Memory:
         if not np.array_equal(before, self.bytes):
             at = np.flatnonzero(before != self.bytes)
             first = int(at[0]) - self.offset
-            where = "beside" if written else "in or beside"
+            where = "next to" if written else "in or next to"
             raise AssertionError(
                 f"{len(at)} bytes {where} {name} were changed, the first {first} bytes from its first element"
             )

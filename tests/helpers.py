@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import oracle
-from cases import same_bits
+from cases import as_tuple, same_bits
 from ndpool import geometry
 from oracle import Array, Plan
 
@@ -50,7 +50,7 @@ def on_axes(
     """The oracle's result for any axes, which are moved to the end in the given order and back."""
     last = range(-len(axes), 0)
     result = solve(np.moveaxis(x, axes, last), *args, **kwargs)
-    return tuple(np.moveaxis(r, last, axes) for r in (result if isinstance(result, tuple) else (result,)))
+    return tuple(np.moveaxis(r, last, axes) for r in as_tuple(result))
 
 
 def hard_values(shape: Sequence[int], dtype: Any, seed: int = 0, special: float = 0.02) -> Array:
@@ -89,8 +89,7 @@ def inner(a: Array, b: Array) -> float:
 
 def assert_exact(got: Array | tuple[Array, ...], want: Array | tuple[Array, ...]) -> None:
     """Fail unless dtypes, shapes and bits are equal; all NaNs are equal."""
-    pairs = zip(*(a if isinstance(a, tuple) else (a,) for a in (got, want)), strict=True)
-    for have, need in pairs:
+    for have, need in zip(as_tuple(got), as_tuple(want), strict=True):
         assert (have.dtype, have.shape) == (need.dtype, need.shape)
         wrong = np.argwhere(~same_bits(np.ascontiguousarray(have), np.ascontiguousarray(need)))
         at = tuple(map(int, wrong[0])) if len(wrong) else ()
@@ -130,6 +129,20 @@ def plans(windows: Any, sizes: tuple[int, ...]) -> tuple[geometry.Plan, Plan]:
     return geometry.sliding("f", sizes, kernel, *rest, strict=False), oracle.sliding_plan(
         sizes, [kernel] * n, *rest
     )
+
+
+def routed_functions() -> list[tuple[Any, str]]:
+    """The functions that `ndpool.torch.patch` replaces, as (module, name)."""
+    import torch
+
+    import ndpool.torch
+
+    found = []
+    for module in (torch.nn.functional, torch):
+        before = dict(vars(module))
+        with ndpool.torch.patch():
+            found += [(module, name) for name, value in vars(module).items() if before[name] is not value]
+    return found
 
 
 def run_child(code: str) -> tuple[int, list[str], str]:

@@ -17,16 +17,9 @@ from ndpool._native import core
 from ndpool.geometry import adaptive, sliding
 from ndpool.reductions import REDUCTIONS
 
+pytestmark = pytest.mark.usefixtures("restore_settings")
 SETS = core.isa_names()
 WIDE = "avx512"  # some engines need its masks
-
-
-@pytest.fixture(autouse=True)
-def restore_settings():
-    isa, threads = core.isa(), core.num_threads()
-    yield
-    core.set_isa(isa)
-    core.set_num_threads(threads)
 
 
 def image(*shape, dtype=np.float32, last=False):

@@ -464,11 +464,11 @@ def test_connections_have_a_time_limit(monkeypatch, server):
 def test_number_of_connections_is_limited(monkeypatch, server):
     monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 3)
     wait_until(lambda: not server._open)
-    held = [socket.create_connection(server.server_address) for _ in range(3)]
+    connections = [socket.create_connection(server.server_address) for _ in range(3)]
     wait_until(lambda: len(server._open) == 3)
     with pytest.raises((http.client.BadStatusLine, ConnectionError)):
         ask(server, "GET", "/")
-    for connection in held:
+    for connection in connections:
         connection.close()
     wait_until(lambda: not server._open)
     assert ask(server, "GET", "/")[0] == 200
@@ -501,9 +501,9 @@ def test_command_serves_until_interrupted(by):
     connection.request("GET", "/api/pool")
     assert json.loads(connection.getresponse().read())["output"]["shape"] == [3, 4]
     assert process.stdout.readline() == "Ctrl-C stops it.\n"
-    held = socket.create_connection(("127.0.0.1", port))  # must not delay the exit
+    idle = socket.create_connection(("127.0.0.1", port))  # must not delay the exit
     assert stop(process, by) == (0, "\nndpool explorer: stopped\n", "")
-    held.close()
+    idle.close()
 
 
 def test_command_reports_a_port_in_use_and_a_public_address():

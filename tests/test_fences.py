@@ -170,13 +170,13 @@ def test_changed_bytes_are_detected():
         memory = Memory((2, 6), np.uint8, layout).keep()
         memory.array[1, 5] = 3
         memory.check("x", written=True)
-        with pytest.raises(AssertionError, match="in or beside x"):
+        with pytest.raises(AssertionError, match="in or next to x"):
             memory.check("x")
         memory.bytes[memory.offset + at] = 0
         if at == 13:
             memory.check("x", written=True)
         else:
-            with pytest.raises(AssertionError, match="beside x"):
+            with pytest.raises(AssertionError, match="bytes next to x"):
                 memory.check("x", written=True)
 
 

@@ -18,8 +18,7 @@ DRAWS = 1100  # per function: 22,000 in all
 
 
 def results(case):
-    result = getattr(ndpool, case.name)(case.array(), *case.args, **case.kwargs)
-    return result if isinstance(result, tuple) else (result,)
+    return cases.as_tuple(getattr(ndpool, case.name)(case.array(), *case.args, **case.kwargs))
 
 
 @pytest.mark.parametrize("name", cases.NAMES)

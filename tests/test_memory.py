@@ -14,7 +14,7 @@ import pytest
 
 import ndpool
 import passes
-from cases import DTYPES, LAYOUTS, moved, readonly, reversed_strides
+from cases import DTYPES, LAYOUTS, as_tuple, moved, readonly, reversed_strides
 from helpers import assert_exact, hard_values, not_sanitized, run_python
 from ndpool import geometry
 from ndpool.reductions import REDUCTIONS
@@ -55,7 +55,7 @@ def peak(call):
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    return result, most - before - sum(a.nbytes for a in (result if isinstance(result, tuple) else (result,)))
+    return result, most - before - sum(a.nbytes for a in as_tuple(result))
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -14,6 +14,7 @@ import pytest
 
 import cases
 import ndpool
+from cases import as_tuple
 from ndpool import nn
 
 
@@ -96,10 +97,6 @@ def inputs(layer, family, ndim):
     return layer_class("MaxPool", ndim)(layer.kernel_size, layer.stride, layer.padding, return_indices=True)(
         x
     )
-
-
-def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
 
 
 def test_the_family_is_complete(torch):

@@ -280,14 +280,9 @@ def test_random_gradients(name):
     """Gradients of random calls in float64."""
     rng = np.random.default_rng(NAMES.index(name))
     judged = 0
-
-    def real(a: Any) -> Any:
-        return a.astype(np.float64) if isinstance(a, np.ndarray) and oracle.is_float(a.dtype) else a
-
-    for case in (draw(rng, name) for _ in range(DRAWS)):
-        values = rng.uniform(0.5, 3, case.values.shape) if "lp" in name else case.values.astype(np.float64)
-        kwargs = {key: real(a) for key, a in case.kwargs.items()}
-        case = replace(case, values=values, args=tuple(map(real, case.args)), kwargs=kwargs)
+    for case in (draw(rng, name).in_float64() for _ in range(DRAWS)):
+        if "lp" in name:
+            case = replace(case, values=rng.uniform(0.5, 3, case.values.shape))
         if spoiled(case, gradient=True):
             continue
         judged += 1

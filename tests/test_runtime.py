@@ -19,12 +19,13 @@ import pytest
 
 import ndpool
 import passes
-from cases import LAYOUTS
+from cases import LAYOUTS, as_tuple
 from helpers import hard_values, not_sanitized, run_python, small
 from ndpool import geometry
 from ndpool._native import core, core_plan
 from ndpool.reductions import REDUCTIONS
 
+pytestmark = pytest.mark.usefixtures("restore_settings")
 SETS = core.isa_names()
 THREADS = (1, 2, 3, 7)
 PLANE = (150, 230)
@@ -34,14 +35,6 @@ PLANES = {
     4: (1, 8),
     8: (1, 8),
 }  # by item size: over 1 MiB, so that threads are used
-
-
-@pytest.fixture(autouse=True)
-def restore_settings():
-    isa, threads = core.isa(), core.num_threads()
-    yield
-    core.set_isa(isa)
-    core.set_num_threads(threads)
 
 
 def backward(reduce, plan, x):
@@ -87,9 +80,7 @@ def digest(calls, x):
     """Hashes of the results of every call, by name."""
     digests = {}
     for name, call in calls.items():
-        result = call(x)
-        arrays = result if isinstance(result, tuple) else (result,)
-        digests[name] = [hashlib.sha256(np.ascontiguousarray(a)).hexdigest() for a in arrays]
+        digests[name] = [hashlib.sha256(np.ascontiguousarray(a)).hexdigest() for a in as_tuple(call(x))]
     return digests
 
 
@@ -189,7 +180,7 @@ print(count() - before)
     assert run_python(code).split() == ["0", "3"]
 
 
-def test_default_number_of_threads_is_that_of_the_cores():
+def test_all_cores_are_the_default():
     code = "import os, ndpool; print(ndpool.get_num_threads() == len(os.sched_getaffinity(0)))"
     assert run_python(code).split() == ["True"]
     one = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
@@ -352,7 +343,7 @@ def test_concurrent_calls():
             assert list(pool.map(partial(digest, MAXIMA), arrays)) == wanted
 
 
-def test_concurrent_calls_forks_and_settings():
+def test_threads_forks_and_settings_at_once():
     """Calls from several threads while settings change and processes fork give right results."""
     code = """
 import os, random, sys, threading
@@ -408,18 +399,18 @@ def test_exit_during_calls(threads):
 import os, threading, numpy as np, ndpool
 os.dup2(1, 2)
 x = np.ones((8, 64, 64))
-begun = threading.Semaphore(0)
+started = threading.Semaphore(0)
 
 def work():
     ndpool.max_pool2d(x, 3)
-    begun.release()
+    started.release()
     while True:
         ndpool.max_pool2d(x, 3)
 
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
 for _ in range(3):
-    begun.acquire()
+    started.acquire()
 """
     for _ in range(8):
         assert run_python(code, NDPOOL_NUM_THREADS=threads) == ""
@@ -431,11 +422,11 @@ def test_exit_before_a_call_ends(threads):
     code = """
 import os, sys, threading, time, numpy as np, ndpool
 os.dup2(1, 2)
-x, begun = np.ones((1, 1, 50, 50, 50)), threading.Event()
+x, started = np.ones((1, 1, 50, 50, 50)), threading.Event()
 ndpool.lp_pool3d(x, 3.5, 10, 10)
 
 def work():
-    begun.set()
+    started.set()
     ndpool.lp_pool3d(x, 3.5, 10, 1)
 
 class Last:
@@ -444,7 +435,7 @@ class Last:
 
 sys.last = Last()
 threading.Thread(target=work, daemon=True).start()
-begun.wait()
+started.wait()
 """
     assert run_python(code, NDPOOL_NUM_THREADS=threads) == ""
 
@@ -686,7 +677,7 @@ except MemoryError as error:
 @pytest.mark.torch
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS of Linux")
 @pytest.mark.parametrize("megabytes", [1, 6, 24])
-def test_first_call_in_a_small_address_space(megabytes, tmp_path):
+def test_first_call_without_memory_for_threads(megabytes, tmp_path):
     """Memory for neither result nor threads, for the result only, and for both."""
     script = tmp_path / "tight.py"
     script.write_text(TIGHT)

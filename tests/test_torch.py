@@ -29,6 +29,7 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import ndpool.torch  # noqa: E402
+from ndpool._native import core  # noqa: E402
 from test_oracle import spoiled  # noqa: E402
 
 # The first forward-mode derivative of a process makes PyTorch import a deprecated module of its own, and
@@ -44,14 +45,6 @@ DRAWS = 1000  # per function, compared with PyTorch: 20,000 in all
 GRADIENTS = 300  # per function: 6,000 in all
 # Where PyTorch gives contiguous results for channels-last inputs and ndpool keeps the format.
 KEEPS = ("avg_pool3d", "lp_pool", "adaptive_max_pool3d", "adaptive_avg_pool3d", "max_unpool", "fractional")
-
-
-def run(case, x):
-    """The results of ndpool for a tensor, with other arrays of the call converted to tensors."""
-    args = [cases.to_torch(a) if isinstance(a, np.ndarray) else a for a in case.args]
-    kwargs = {k: cases.to_torch(a) if isinstance(a, np.ndarray) else a for k, a in case.kwargs.items()}
-    result = getattr(ndpool, case.name)(x, *args, **kwargs)
-    return result if isinstance(result, tuple) else (result,)
 
 
 def seeded(*shape, dtype=torch.float64, distinct=True):
@@ -78,9 +71,9 @@ def test_equal_to_pytorch(name):
         case = cases.draw(rng, name)
         x = cases.to_torch(case.array())
         before = x.clone()
-        got = run(case, x)
+        got = case.call_tensor(ndpool, x)
         bad = spoiled(case)
-        theirs = () if bad else case._run_torch(x)
+        theirs = () if bad else case.call_tensor(F, x)
         wanted = case.call_oracle() if bad else tuple(map(cases.from_torch, theirs))
         cases.assert_same(tuple(map(cases.from_torch, got)), wanted, case)
         assert cases.same_bits(cases.from_torch(x), cases.from_torch(before)).all()
@@ -100,9 +93,11 @@ def test_every_dtype(name):
         x = cases.to_torch(case.array())
         if x.dtype is torch.bool and "avg" in name:
             with pytest.raises(TypeError, match=f"{name}: the average of dtype=bool"):
-                run(case, x)
+                case.call_tensor(ndpool, x)
         else:
-            cases.assert_same(tuple(map(cases.from_torch, run(case, x))), case.call_oracle(), case)
+            cases.assert_same(
+                tuple(map(cases.from_torch, case.call_tensor(ndpool, x))), case.call_oracle(), case
+            )
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
@@ -113,14 +108,14 @@ def test_gradients_equal_pytorch(name):
     while judged < GRADIENTS:
         case = cases.draw(rng, name)
         if case.family == "lp_pool":  # away from the poles
-            case = replace(in_float64(case), values=rng.uniform(0.5, 3, case.values.shape))
+            case = replace(case.in_float64(), values=rng.uniform(0.5, 3, case.values.shape))
         elif cases.chance(rng, 0.5) or not oracle.is_float(case.values.dtype):
-            case = in_float64(case)
+            case = case.in_float64()
         if spoiled(case, gradient=True):
             continue
         judged += 1
         x = cases.to_torch(case.array()).requires_grad_()
-        y, *rest = run(case, x)
+        y, *rest = case.call_tensor(ndpool, x)
         assert not any(r.requires_grad for r in rest)
         # Small integers, whose sums are exact in every dtype.
         grad = rng.integers(-2, 3, y.shape).astype(case.values.dtype)
@@ -132,21 +127,9 @@ def test_gradients_equal_pytorch(name):
         if "max" in name:
             assert np.array_equal(got, wanted), str(case)
             continue
-        magnitude = in_float64(case).torch_gradient(np.abs(grad.astype(np.float64)))
+        magnitude = case.in_float64().torch_gradient(np.abs(grad.astype(np.float64)))
         slack = 70 * epsilon(got.dtype) * np.abs(magnitude)  # PyTorch rounds after each of up to 64 additions
         assert (np.abs(got.astype(np.float64) - wanted.astype(np.float64)) <= slack).all(), str(case)
-
-
-def in_float64(case):
-    """The same call with float64 arrays."""
-
-    def real(a):
-        return a.astype(np.float64) if isinstance(a, np.ndarray) and oracle.is_float(a.dtype) else a
-
-    kwargs = {key: real(a) for key, a in case.kwargs.items()}
-    return replace(
-        case, values=case.values.astype(np.float64), args=tuple(map(real, case.args)), kwargs=kwargs
-    )
 
 
 def samples(x, n):
@@ -629,6 +612,7 @@ def test_unusual_memory():
     assert wide.grad.sum() == 3 * 5 * 9
 
 
+@pytest.mark.usefixtures("restore_settings")
 @pytest.mark.parametrize("leaf", [False, True])
 @pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
 def test_cached_calls(make, leaf):
@@ -671,13 +655,9 @@ def test_cached_calls(make, leaf):
     for size in range(2, 1200):  # more than the cache keeps
         assert pool(np.arange(size, dtype=np.float32)[None], 2, name="max_pool1d")[0, -1] == size // 2 * 2 - 1
     assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
-    isa = ndpool._core.isa()
-    try:
-        for name in ndpool._core.isa_names():
-            ndpool._core.set_isa(name)
-            assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
-    finally:
-        ndpool._core.set_isa(isa)
+    for name in core.isa_names():
+        core.set_isa(name)
+        assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
 
 
 def test_cached_calls_are_for_plain_memory_only():

@@ -14,6 +14,7 @@ import pytest
 
 import cases
 import ndpool
+from cases import as_tuple
 from helpers import run_python
 
 torch = pytest.importorskip("torch")
@@ -69,19 +70,15 @@ def call(name, args, kwargs):
     return pool
 
 
-def values(result):
-    return result if isinstance(result, tuple) else (result,)
-
-
 def assert_equal(got, wanted):
-    for a, b in zip(values(got), values(wanted), strict=True):
+    for a, b in zip(as_tuple(got), as_tuple(wanted), strict=True):
         assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
         torch.testing.assert_close(a, b, rtol=0 if a.dtype is torch.int64 else 1e-6, atol=0)
 
 
 def gradient(pool, x):
     leaf = x.clone().requires_grad_()
-    y = values(pool(leaf))[0]
+    y = as_tuple(pool(leaf))[0]
     (g,) = torch.autograd.grad((y * y).sum(), leaf)
     return g
 
@@ -221,12 +218,12 @@ def test_fake_and_meta_tensors(name, spatial, args, kwargs):
     """Shapes, dtypes and strides without computing values."""
     pool = call(name, args, kwargs)
     x = rand(2, 3, *spatial)
-    wanted = [(y.shape, y.dtype, y.stride()) for y in values(pool(x))]
+    wanted = [(y.shape, y.dtype, y.stride()) for y in as_tuple(pool(x))]
     with FakeTensorMode() as mode:
-        got = values(pool(mode.from_tensor(x)))
+        got = as_tuple(pool(mode.from_tensor(x)))
     assert [(y.shape, y.dtype, y.stride()) for y in got] == wanted
     if "fractional" not in name:
-        meta = values(pool(x.to("meta")))
+        meta = as_tuple(pool(x.to("meta")))
         assert [(y.shape, y.dtype, y.stride()) for y in meta] == wanted
         assert all(y.is_meta for y in meta)
 
@@ -388,7 +385,9 @@ def test_random_calls_compiled():
                     dynamic=True,
                     backend="eager",
                 )
-                cases.assert_same(tuple(map(cases.from_torch, values(compiled(x)))), case.call_oracle(), case)
+                cases.assert_same(
+                    tuple(map(cases.from_torch, as_tuple(compiled(x)))), case.call_oracle(), case
+                )
 
 
 def with_argument(place, value):

@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 import ndpool
+from helpers import routed_functions
 
 pytestmark = [
     pytest.mark.torch,
@@ -21,9 +22,9 @@ torch = pytest.importorskip("torch")
 
 import ndpool.torch as nt  # noqa: E402
 from models import CASES, SPPF, VGGBlocks, saved_bytes  # noqa: E402
-from ndpool.torch import _patch  # noqa: E402
 
 STEPS = 20
+ROUTED = routed_functions()
 
 
 def build(name, dtype=torch.float64):
@@ -41,7 +42,7 @@ def fail(*args, **kwargs):
 def no_fallback():
     """Make PyTorch's pooling functions fail, so that a patch cannot fall back on them."""
     with contextlib.ExitStack() as stack:
-        for owner, name, _, _ in _patch._table():
+        for owner, name in ROUTED:
             stack.enter_context(mock.patch.object(owner, name, fail))
         yield
 

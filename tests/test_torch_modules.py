@@ -17,16 +17,16 @@ import pytest
 
 import cases
 import ndpool
-from helpers import run_python
+from helpers import routed_functions, run_python
 from ndpool import _run
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 import ndpool.torch as nt  # noqa: E402
-from ndpool.torch import _patch  # noqa: E402
 
 F, nn = torch.nn.functional, torch.nn
+ROUTED = routed_functions()
 
 FAMILIES = {
     "MaxPool": ((3,), {"stride": 2, "padding": 1, "ceil_mode": True}),
@@ -53,9 +53,8 @@ def calls(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_patch_remains():
-    before = {(owner, name): getattr(owner, name) for owner, name, _, _ in _patch._table()}
+    before = {(owner, name): getattr(owner, name) for owner, name in ROUTED}
     yield
-    assert not _patch._depth
     assert all(getattr(owner, name) is function for (owner, name), function in before.items())
 
 
@@ -82,8 +81,7 @@ def answer(module, given):
     """All results and the gradient of the first input, with the same random numbers each time."""
     torch.manual_seed(0)
     x = given[0].clone().requires_grad_()
-    results = module(x, *given[1:])
-    results = results if isinstance(results, tuple) else (results,)
+    results = cases.as_tuple(module(x, *given[1:]))
     (results[0] * torch.arange(results[0].numel()).reshape(results[0].shape)).sum().backward()
     return *(result.detach() for result in results), x.grad
 
@@ -204,11 +202,11 @@ def test_unsupported_tensors_are_pooled_by_pytorch(kind, way, calls):
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
 def test_unsupported_tensors_raise_pytorchs_errors(calls):
     x = torch.randn(2, 3, 4, 4)
-    for refused in (torch.nested.nested_tensor(list(x)), x.to_sparse(), x.to(torch.complex64)):
+    for tensor in (torch.nested.nested_tensor(list(x)), x.to_sparse(), x.to(torch.complex64)):
         with pytest.raises((RuntimeError, NotImplementedError)) as wanted:
-            F.max_pool2d(refused, 2)
+            F.max_pool2d(tensor, 2)
         with pytest.raises(wanted.type) as got:
-            nt.MaxPool2d(2)(refused)
+            nt.MaxPool2d(2)(tensor)
         assert str(got.value) == str(wanted.value)
     assert calls == []
 
@@ -219,7 +217,7 @@ def test_modules_pool_tensors_of_any_device(name, calls):
     given = [t.to("meta") for t in inputs(name)]
     got = make(name, nt)(*given)
     assert calls == [function_name(name)]
-    got, wanted = (r if isinstance(r, tuple) else (r,) for r in (got, make(name)(*given)))
+    got, wanted = cases.as_tuple(got), cases.as_tuple(make(name)(*given))
     assert [(t.device.type, t.shape, t.dtype) for t in got] == [("meta", t.shape, t.dtype) for t in wanted]
 
 
@@ -450,7 +448,10 @@ def arguments(name):
     return (*given, 2, 3) if "lp" in plain else (*given, 3)
 
 
-ROUTES = [pytest.param(*row[:3], id=f"{row[0].__name__}.{row[1]}") for row in _patch._table()]
+ROUTES = [
+    pytest.param(owner, name, name.removesuffix("_with_indices"), id=f"{owner.__name__}.{name}")
+    for owner, name in ROUTED
+]
 
 
 @pytest.mark.parametrize(("owner", "name", "function"), ROUTES)
@@ -470,10 +471,19 @@ def test_every_function_is_routed(owner, name, function, calls, monkeypatch):
     assert isinstance(by_name, tuple) == isinstance(wanted, tuple) or "unpool" in name
 
 
-def test_everything_that_pools_is_in_the_table():
-    """The table contains every pooling function of `torch.nn.functional`."""
+def test_a_patch_replaces_all_pooling_functions():
+    """Those of `torch.nn.functional` and of `torch`."""
     public = {name for name in dir(F) if "pool" in name and not name.startswith("_")}
-    assert {name for owner, name, _, _ in _patch._table() if owner is F} == public
+    assert {name for owner, name in ROUTED if owner is F} == public
+    assert {name for owner, name in ROUTED if owner is torch} == {
+        "adaptive_avg_pool1d",
+        "adaptive_max_pool1d",
+        "avg_pool1d",
+        "max_pool1d",
+        "max_pool1d_with_indices",
+        "max_pool2d",
+        "max_pool3d",
+    }
 
 
 def test_return_indices_is_respected(calls):

@@ -40,7 +40,7 @@ class Case:
     group: str  # its row in the summary
     function: str
     arguments: Mapping[str, Any]
-    shape: tuple[int, ...]  # (batch, channels, *sizes), whatever the layout
+    shape: tuple[int, ...]  # (batch, channels, *sizes) in either layout
     dtype: str = "float32"
     layout: str = "NCHW"  # or NHWC: channels last in memory
     mode: str = "values"  # or indices, offsets (saved for backward), backward

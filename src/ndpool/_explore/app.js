@@ -232,12 +232,12 @@ function fit() {
   const planes = $("planes"), width = planes.clientWidth;
   const [input, output] = ["input", "output"].map((id) => +$(id).style.getPropertyValue("--columns"));
   const gutter = 16, size = (columns, available) => Math.floor((available - gutter * 2) / columns) - 3;
-  const beside = size(input + output, width - 130), below = size(Math.max(input, output), width);
-  const stacked = answer.dims === 1 ? beside < 40 : beside < 30 && below > beside;
+  const abreast = size(input + output, width - 130), below = size(Math.max(input, output), width);
+  const stacked = answer.dims === 1 ? abreast < 40 : abreast < 30 && below > abreast;
   planes.classList.toggle("stacked", stacked);
   planes.style.setProperty("--gutter", `${gutter}px`);
   for (const [id, columns] of [["input", input], ["output", output]]) {
-    const cell = Math.max(14, Math.min(stacked ? size(columns, width) : beside, 52, stacked && id === "output" ? 42 : 52));
+    const cell = Math.max(14, Math.min(stacked ? size(columns, width) : abreast, 52, stacked && id === "output" ? 42 : 52));
     $(id).style.setProperty("--cell", `${cell}px`);
     $(id).classList.toggle("tiny", cell < 18);
     for (const small of $(id).querySelectorAll("small")) small.hidden = cell < 38;
