@@ -31,7 +31,7 @@ class Case:
     kwargs: dict[str, Any]
     plans: list[Plan] = field(default_factory=list)  # one, or one per plane
     norm: float = 0
-    taps: int = 0  # of a full window, for Lp pooling
+    taps: int = 0  # that Lp pooling scales a clipped window up to
     end: str = ""
     threads: int = 1
     isa: int = 0
@@ -111,7 +111,8 @@ def given(function: str, values: Array, framework: str = "numpy", **kwargs: Any)
         window = oracle.entries(sizes_of, len(sizes))
         names = ("stride", "padding", "dilation", "ceil_mode")
         options = {name: kwargs[name] for name in names if name in kwargs}
-        case.plans, case.taps = [oracle.sliding_plan(sizes, window, **options)], prod(window)
+        case.plans = [oracle.sliding_plan(sizes, window, **options)]
+        case.taps = 0 if case.function == "pool" else prod(window)  # the general function does not scale
     case.others = (1, 0, packed(values.ndim))
     case.grad_layout = packed(values.ndim)
     return case

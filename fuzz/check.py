@@ -64,6 +64,8 @@ def reduced(case: Case, flat: Array, windows: reference.Table) -> tuple[tuple[Ar
     with np.errstate(all="ignore"):
         if case.reduce == "lp":
             share = counts(plan, padded).ravel() if case.taps else None
+            if not case.taps:  # a true norm
+                flat = np.abs(flat.astype(np.int64) if dtype.kind == "i" else flat)
             result = requested or (dtype if real else np.dtype(np.float32))
             want = reference.lp_norm(flat, windows, case.norm, case.taps, share)
             size = np.abs(flat.astype(np.float64))

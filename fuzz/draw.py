@@ -322,7 +322,7 @@ def _draw_arguments(rng: Rng, case: Case, budget: int) -> None:
         kwargs, plan = draw_sliding(rng, sizes, function, cost, case.usual)
         case.plans = [plan]
         kernel = oracle.entries(kwargs["window" if general else "kernel_size"], len(sizes))
-        case.taps = prod(kernel)
+        case.taps = 0 if function == "pool" else prod(kernel)
     if general:
         if case.reduce != "max" or chance(rng, 0.5):
             kwargs |= {} if function == "unpool" else {"reduce": case.reduce}

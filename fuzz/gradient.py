@@ -86,11 +86,13 @@ def expected_gradient(case: Case, want: Want, grad: Array) -> tuple[Array, Any]:
     if case.reduce == "lp":
         x = flat_x.astype(np.float64)
         share = counts(case.plans[0], padded).ravel() if case.taps else None
+        if not case.taps:  # a true norm
+            x, sign = np.abs(x), np.sign(x)
         y = reference.lp_norm(x, windows, case.norm, case.taps, share)
         with np.errstate(all="ignore"):
             slopes = np.where(y == 0, 0, y ** (1 - case.norm))
         shares = shares * slopes * (1 if share is None else case.taps / np.maximum(share, 1))
-        scale = x ** (case.norm - 1)
+        scale = x ** (case.norm - 1) * (1 if case.taps else sign)
     found = reference.sum_backward(shares, windows, prod(sizes)) * scale
     magnitude = reference.sum_backward(np.abs(shares), windows, prod(sizes)) * np.abs(scale)
     many = int(np.bincount(windows.flat[windows.valid], minlength=1).max())
@@ -98,7 +100,7 @@ def expected_gradient(case: Case, want: Want, grad: Array) -> tuple[Array, Any]:
     slack = reference.sum_slack(found, magnitude, many + windows.taps, case.dtype, exact)
     if case.reduce == "lp":  # roots of sums that cancel
         slack = np.where(np.isfinite(found), slack * 64 + 1e-4 * magnitude, inf)
-        if case.norm % 2 and case.norm != 1 and case.values.min() < 0:
+        if case.taps and case.norm % 2 and case.norm != 1 and case.values.min() < 0:
             slack[...] = inf
     found, slack = (reference.unplanes(a, lead, sizes, case.axes) for a in (found, slack))
     return found, slack
@@ -140,7 +142,10 @@ def plan_of(case: Case, sizes: tuple[int, ...]) -> geometry.Plan:
 def numpy_gradient(case: Case, values: Array, grad: Array, layout: Any, at: Any, grad_layout: Any) -> Array:
     """The gradient computed by the backward kernels; also checks the offsets."""
     plan, axes = plan_of(case, tuple(values.shape[a] for a in case.axes)), case.axes
-    x, g = lay(values, layout, case.end), lay(grad, grad_layout, case.result_end)
+    true_norm = case.reduce == "lp" and not case.taps
+    sign = np.sign(values) if true_norm else 1
+    x = lay(np.abs(values) if true_norm else values, layout, case.end)
+    g = lay(grad, grad_layout, case.result_end)
     dense = case.grad_layout._replace(broadcast=(False,) * grad.ndim)
     more: dict[str, Any] = {}
     if case.has_index:
@@ -157,9 +162,9 @@ def numpy_gradient(case: Case, values: Array, grad: Array, layout: Any, at: Any,
         alike("offsets", indices[:, nonempty], want[1][:, nonempty])
         more = {"offsets": found.array}
     if case.reduce == "lp":
-        y = passes.forward("lp", plan, x.array, axes, case.norm)
+        y = passes.forward("lp", plan, x.array, axes, case.norm, case.function)
         outputs = lay(y, dense, case.result_end)
-        more = {"x": x.array, "y": outputs.array, "norm": case.norm}
+        more = {"x": x.array, "y": outputs.array, "norm": case.norm, "fn": case.function}
     if case.reduce == "avg":
         more = {"divisor": case.kwargs.get("divisor_override") or 0}
     result = passes.backward(case.reduce, plan, g.array, axes, **more)
@@ -167,4 +172,4 @@ def numpy_gradient(case: Case, values: Array, grad: Array, layout: Any, at: Any,
     g.check("the gradient")
     if case.has_index:
         found.check("the offsets")
-    return result
+    return result * sign

@@ -93,11 +93,8 @@ class Expected:
         elif isinf(norm):
             self.y = oracle.select(abs(self.x), self.plan, least=norm < 0)[0]
         else:
-            self.divisor = None if self.adaptive else counts
             with np.errstate(all="ignore"):
-                sums = oracle.total(self.x**norm, self.plan)
-                scale = 1 if self.adaptive else np.prod(kernel) / counts
-                self.y = (sums * scale) ** (1 / norm)
+                self.y = oracle.total(abs(self.x) ** norm, self.plan) ** (1 / norm)
 
 
 def _padding(settings, size, kernel, stride, dilation):

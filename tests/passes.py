@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ndpool import geometry
 from ndpool._call import Call, Saved
 from ndpool._plan import Plan
 from ndpool.frameworks import numpy as framework
@@ -16,10 +17,10 @@ from oracle import Array
 Axes = tuple[int, ...]
 
 
-def forward(reduce: str, plan: Plan, x: Array, axes: Axes, norm: float = 0.0) -> Array:
+def forward(reduce: str, plan: Plan, x: Array, axes: Axes, norm: float = 0.0, fn: str = "f") -> Array:
     """The values of a pooling."""
     reduction = REDUCTIONS[reduce]
-    divisor = plan.norm_divisor if reduction.norm else 0
+    divisor = geometry.norm_divisor(fn, plan) if reduction.norm else 0
     return framework.run(Call("f", reduction, axes, plan, divisor=divisor, norm=norm), x)
 
 
@@ -30,11 +31,18 @@ def with_offsets(reduce: str, plan: Plan, x: Array, axes: Axes) -> tuple[Array, 
 
 
 def backward(
-    reduce: str, plan: Plan, grad: Array, axes: Axes, divisor: int = 0, norm: float = 0.0, **saved: Any
+    reduce: str,
+    plan: Plan,
+    grad: Array,
+    axes: Axes,
+    divisor: int = 0,
+    norm: float = 0.0,
+    fn: str = "f",
+    **saved: Any,
 ) -> Array:
     """The gradient of the input; `saved` is what the forward pass saves."""
     reduction = REDUCTIONS[reduce]
     if reduction.norm:
-        divisor = divisor or plan.norm_divisor
+        divisor = divisor or geometry.norm_divisor(fn, plan)
     call = Call("f", reduction, axes, plan, divisor=divisor, norm=norm)
     return framework.backward(call, Saved(**saved), grad)

@@ -162,7 +162,9 @@ def test_dilated_averages_and_norms(n):
         assert_close(ndpool.pool(x, (3,) * n, reduce="avg", **arguments), want, 3**n, 4)
         want = oracle.lp_pool(np.abs(x), 2.0, [3] * n, **arguments)
         assert_close(getattr(ndpool, f"lp_pool{n}d")(np.abs(x), 2.0, 3, **arguments), want, 2 * 3**n)
-        assert_close(ndpool.pool(np.abs(x), (3,) * n, reduce="lp", **arguments), want, 2 * 3**n)
+        plan = oracle.sliding_plan(x.shape[2:], [3] * n, **arguments)
+        want = oracle.total(x.astype(np.float64) ** 2, plan) ** 0.5
+        assert_close(ndpool.pool(x, (3,) * n, reduce="lp", **arguments), want.astype(x.dtype), 2 * 3**n)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -423,6 +425,33 @@ def test_adaptive_lp_pooling_is_the_norm_of_each_window():
     assert_close(ndpool.adaptive_pool(x, (3,), reduce="lp"), np.array(want), 3)
 
 
+@pytest.mark.parametrize("norm", [1, 3, 1.0, 3.0, 2.5, 2.0, 4])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int64, np.uint8])
+def test_general_lp_pooling_is_a_true_norm(dtype, norm):
+    """The root of the sum of |x|**p, whatever the sign, and never scaled up; tensors agree."""
+    x = np.arange(-7, 8).astype(dtype) if dtype != np.uint8 else np.arange(15, dtype=dtype)
+    if dtype == np.int8:
+        x[0] = -128
+    magnitudes = np.abs(x.astype(float))
+    calls = {
+        lambda x: ndpool.pool(x, (4,), reduce="lp", norm_type=norm, ceil_mode=True): ndpool.windows(
+            15, 4, ceil_mode=True
+        ),
+        lambda x: ndpool.adaptive_pool(x, (4,), reduce="lp", norm_type=norm): ndpool.adaptive_windows(15, 4),
+    }
+    for call, windows in calls.items():
+        want = np.array([(magnitudes[w.start : w.stop] ** norm).sum() ** (1 / norm) for w in windows])
+        got = call(x)
+        assert got.dtype == (dtype if np.dtype(dtype).kind == "f" else np.float32)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        torch = pytest.importorskip("torch")
+        tensor = torch.from_numpy(x)
+        np.testing.assert_allclose(call(tensor), want, rtol=1e-6)
+        np.testing.assert_allclose(torch.compile(call, backend="eager")(tensor), want, rtol=1e-6)
+        if dtype == np.float64 and isinstance(norm, float):
+            assert torch.autograd.gradcheck(call, torch.from_numpy(x + 0.25).requires_grad_())
+
+
 @pytest.mark.parametrize("reduce", ["max", "min", "sum", "avg", "lp"])
 def test_windows_far_larger_than_the_input(reduce):
     """pytorch#189664: tap counts do not overflow 64 bits; a window that would raises."""
@@ -433,7 +462,7 @@ def test_windows_far_larger_than_the_input(reduce):
     assert reduce == "lp" or np.array_equal(got, x)
     if reduce not in ("avg", "lp"):
         return
-    with pytest.raises(ValueError, match=r"^pool: a window of 2\*\*63 elements or more has no average"):
+    with pytest.raises(ValueError, match=r"^pool: a window of 2\*\*63 elements or more has no"):
         ndpool.pool(x, (2**21,) * 3, padding=((2**21 - 1, 0),) * 3, reduce=reduce, norm_type=1.0)
 
 

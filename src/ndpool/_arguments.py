@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+GENERAL = ("pool", "adaptive_pool")  # functions with rules of their own, beyond PyTorch's
 LIMIT = 2**31 - 1  # of every integer argument; sizes of arrays may be larger
 MAX_AXES = 6
 MAX_WINDOWS = 2**27  # in a table or a list with one entry per window

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ndpool._arguments import LIMIT, check_int, show
+from ndpool._arguments import GENERAL, LIMIT, check_int, show
 from ndpool.reductions import REDUCTIONS, Reduction
 
 # Every supported dtype; its place is its number in the kernels.
@@ -52,7 +52,7 @@ class Arithmetic(NamedTuple):
 
     reduction: Reduction  # what the kernels reduce with
     result: str  # the dtype the caller gets
-    magnitudes: bool = False  # of |x|, for infinite norms
+    magnitudes: bool = False  # of |x|
     power: int = 0  # of integers, whose powers are added up as integers
 
 
@@ -60,8 +60,11 @@ def arithmetic(
     fn: str, reduction: Reduction, own: str, asked: str | None, divisor: int, norm: float
 ) -> Arithmetic:
     """The kernels' reduction and the result's dtype for an input of dtype `own`."""
-    magnitudes = reduction.norm and abs(norm) == inf
-    if magnitudes:
+    # General functions give the true norm, the root of the sum of |x|**p; the named ones have PyTorch's rule.
+    magnitudes = False
+    if reduction.norm and (abs(norm) == inf or (fn in GENERAL and norm % 2 != 0)):
+        magnitudes = True
+    if reduction.norm and abs(norm) == inf:
         reduction = REDUCTIONS["max" if norm > 0 else "min"]
     result = result_dtype(fn, reduction, own, asked)
     if divisor < 0 and (result in UNSIGNED or result == "bool"):

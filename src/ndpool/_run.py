@@ -69,7 +69,7 @@ def _call(
     else:
         plan, windows = geometry.plan(name, sizes, arguments, strict), ()
     if reduction.norm and plan is not None:
-        divisor = plan.norm_divisor
+        divisor = geometry.norm_divisor(name, plan)
     else:
         divisor = 0 if asked.divisor is None else check_divisor(name, asked.divisor)
     if indices and not reduction.has_index:

@@ -105,7 +105,7 @@ def pool(
     divisor_override : int, default None
         Divisor used instead of the window size, for averages only.
     norm_type : float, default 2.0
-        The p of ``reduce="lp"``, which is ``(window size * mean of x**p) ** (1/p)``.
+        The p of ``reduce="lp"``, the norm ``(sum of |x|**p) ** (1/p)``.
     return_indices : bool, default False
         Also return the int64 index of each max or min in the flattened plane of the pooled axes.
     dtype : dtype, default None
@@ -192,7 +192,7 @@ def adaptive_pool(
     axes : int or sequence of int, default None
         Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image.
     norm_type : float, default 2.0
-        The p of ``reduce="lp"``, which is ``(sum of x**p) ** (1/p)``.
+        The p of ``reduce="lp"``, the norm ``(sum of |x|**p) ** (1/p)``.
     return_indices : bool, default False
         Also return the int64 index of each max or min in the flattened plane of the pooled axes.
     dtype : dtype, default None

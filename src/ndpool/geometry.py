@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndpool._arguments import (
+    GENERAL,
     MAX_AXES,
     check_count,
     check_flag,
@@ -34,7 +35,6 @@ from ndpool._plan import Plan as Plan
 from ndpool._plan import irregular, least_residue
 from ndpool._plan import positions as positions
 
-GENERAL = ("pool", "adaptive_pool")  # functions with freer limits than PyTorch's
 _CACHED = 4096
 _CACHED_WINDOWS = 4096  # an irregular axis with more windows is not cached: its tables are large
 
@@ -244,9 +244,22 @@ def outputs_from_flat(fn: str, sizes: tuple[int, ...], windows: Sequence[int]) -
     return made.out
 
 
-def taps_from_flat(n: int, windows: Sequence[int]) -> int:
-    """The taps of a full window; 0 for adaptive windows, which are always full."""
-    return prod(windows[:n]) if len(windows) > n else 0
+def norm_taps(fn: str, n: int, windows: Sequence[int]) -> int:
+    """The taps that Lp pooling scales a clipped window up to; 0 where it does not, as in `norm_divisor`."""
+    return prod(windows[:n]) if len(windows) > n and fn not in GENERAL else 0
+
+
+def norm_divisor(fn: str, plan: Plan) -> int:
+    """The divisor of Lp pooling: the taps of a full window for a plain sum, 0 for PyTorch's scaled one.
+
+    PyTorch scales a window that `ceil_mode` clips up to a full one. Adaptive windows are always full, and the
+    general functions give the norm of what a window contains.
+    """
+    if not plan.full and fn not in GENERAL:
+        return 0
+    if plan.taps >= 2**63:
+        raise ValueError(f"{fn}: a window of 2**63 elements or more has no norm; got {plan.taps} elements")
+    return plan.taps
 
 
 def _unflattened(n: int, windows: Sequence[int]) -> tuple[Any, ...]:

@@ -90,11 +90,10 @@ def pooled(state: State, x: NDArray[Any], **options: Any) -> Any:
 def divisors(state: State) -> list[int] | None:
     """The divisor of each output, or None if the reduction does not divide."""
     reduction = REDUCTIONS[state.reduce]
-    adaptive_norm = state.mode == "adaptive" and reduction.norm
-    if not reduction.divides or adaptive_norm or (reduction.norm and isinf(state.norm_type)):
+    if not reduction.divides or reduction.norm:
         return None
     plan = _plan(state, state.count_include_pad)
-    if state.divisor_override is not None and state.mode == "sliding" and not reduction.norm:
+    if state.divisor_override is not None and state.mode == "sliding":
         return [state.divisor_override] * prod(plan.out)
     shares = [[axis.window(o).share for o in range(axis.out)] for axis in plan.axes]
     return [prod(share) for share in product(*shares)]

@@ -315,9 +315,7 @@ function expression(values, o, all, result) {
     return `${norm === "∞" ? "max" : "min"}(${values.map((text) => `|${text}|`).join(", ")}) = ${result}`;
   }
   if (reduce === "lp") {
-    const scale = divisor && divisor[o] !== all ? ` · ${all} / ${divisor[o]}` : "";
-    const sum = values.map((text) => `${brackets(text)}^${norm}`).join(" + ");
-    return `(${scale ? `(${sum})${scale}` : sum})^(1/${norm}) = ${result}`;
+    return `(${values.map((text) => `|${text}|^${norm}`).join(" + ")})^(1/${norm}) = ${result}`;
   }
   const sum = values.map((text, i) => (i ? brackets(text) : text)).join(" + ");
   return reduce === "avg" ? `(${sum}) / ${brackets(sign(divisor[o]))} = ${result}` : `${sum} = ${result}`;

@@ -6,6 +6,7 @@ PyTorch has no equivalent, its snippet is empty and its note says why.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, isinf, prod
 
 import numpy as np
@@ -85,8 +86,6 @@ def _in_torch(state: State) -> bool:
         return pads is not None
     if pads is None or set(state.dilation) != {1}:
         return False
-    if state.reduce == "lp":
-        return not any(pads)
     return state.reduce == "avg" and (state.dims == 2 or state.divisor_override is None)
 
 
@@ -146,7 +145,7 @@ def _general(state: State) -> list[str]:
         parts.append(f"dilation={_collapse(state.dilation)}")
     if state.ceil_mode:
         parts.append("ceil_mode=True")
-    if state.reduce in ("avg", "lp") and not state.count_include_pad:
+    if state.reduce == "avg" and not state.count_include_pad:
         parts.append("count_include_pad=False")
     if state.reduce == "avg" and state.divisor_override is not None:
         parts.append(f"divisor_override={state.divisor_override}")
@@ -164,8 +163,10 @@ def _torch(state: State, plan: geometry.Plan) -> tuple[str, str]:
     negated = "PyTorch has no min pooling; this negates the max pooling of -x."
     if state.reduce == "min" and (state.mode == "adaptive" or _torch_padding(state) is not None):
         return f"y, i = {_named(state, 'F', '-x')}\ny = -y\n", negated
+    if state.reduce == "lp":
+        return _torch_norm(state, plan)
     notes, head = [], ""
-    pads = None if state.reduce == "lp" else _torch_padding(state)
+    pads = _torch_padding(state)
     if pads is None:
         if reason := _why_not_padded_first(state, plan):
             return "", f"PyTorch cannot: {reason}"
@@ -177,7 +178,7 @@ def _torch(state: State, plan: geometry.Plan) -> tuple[str, str]:
         pads = (0,) * state.dims
     if state.reduce == "min":
         return f"{head}y = -{_named(state, 'F', '-x', pads)}\n", " ".join([negated, *notes])
-    if state.reduce in ("max", "lp"):
+    if state.reduce == "max":
         return f"{head}y = {_named(state, 'F', 'x', pads)}\n", " ".join(notes)
     code, note = _torch_sum(state, pads)
     return head + code, " ".join([*notes, note]).strip()
@@ -191,9 +192,20 @@ def _why_not_padded_first(state: State, plan: geometry.Plan) -> str:
         return "in ceil mode, windows would also start in padding that was added first."
     if state.reduce == "avg" and not state.count_include_pad and state.divisor_override is None:
         return "average pooling excludes padding only if it is symmetric and at most half the kernel."
-    if state.reduce == "lp" and (not 0 < state.norm_type < inf or not state.count_include_pad):
-        return "its Lp pooling has no padding."
     return ""
+
+
+def _torch_norm(state: State, plan: geometry.Plan) -> tuple[str, str]:
+    """Lp pooling of magnitudes; padding, also that of ceil mode, is added first as zeros."""
+    around = [p for axis in reversed(plan.axes) for p in (-axis.origin, max(0, axis.end - axis.size))]
+    pad, note = "", "PyTorch's Lp pooling takes no magnitudes."
+    if any(around):
+        if not 0 < state.norm_type < inf:
+            return "", "PyTorch cannot: its Lp pooling has no padding."
+        pad = f"x = F.pad(x, {tuple(around)})\n"
+        note += " It has no padding, and scales windows that ceil mode clips: the input is padded first."
+    call = _named(replace(state, ceil_mode=False), "F", "x.abs()", (0,) * state.dims)
+    return f"{pad}y = {call}\n", note
 
 
 def _torch_sum(state: State, pads: tuple[int, ...]) -> tuple[str, str]:
@@ -236,7 +248,7 @@ def _numpy_adaptive(state: State) -> str:
         "min": f"{part}.min()",
         "sum": f"{part}.sum()",
         "avg": f"{part}.mean()",
-        "lp": f"({part} ** {norm}).sum() ** (1 / {norm})",
+        "lp": f"(abs({part}) ** {norm}).sum() ** (1 / {norm})",
     }[state.reduce]
     if state.reduce == "lp" and isinf(state.norm_type):
         value = f"abs({part}).{'max' if state.norm_type > 0 else 'min'}()"
@@ -279,9 +291,10 @@ def _numpy_reduce(
     if state.reduce == "lp" and isinf(p):
         fill = ", np.inf" if padded and p < 0 else ""
         return f"y = np.{'max' if p > 0 else 'min'}(windows(abs(x){fill}){axes}\n"
-    power = f"x ** {norm}" if state.reduce == "lp" else "x"
-    counted, taps = "", str(prod(state.kernel))
-    if state.reduce == "avg" and state.divisor_override is not None:
+    if state.reduce == "lp":
+        return f"y = np.sum(windows(abs(x) ** {norm}){axes} ** (1 / {norm})\n"
+    counted = ""
+    if state.divisor_override is not None:
         count = str(state.divisor_override)
     elif any(map(any, pads)) and not state.count_include_pad:
         counted, count = f"n = np.sum(windows(np.ones_like(x)){axes}  # elements of the input\n", "n"
@@ -293,8 +306,5 @@ def _numpy_reduce(
         counted += f"n = np.sum(windows(counted, pad={over}){axes}\n"
         count = "n"
     else:
-        count = taps
-    if state.reduce == "avg":
-        return f"{counted}y = np.sum(windows(x){axes} / {count}\n"
-    scale = "" if count == taps else f" / {count} * {taps}"
-    return f"{counted}y = (np.sum(windows({power}){axes}{scale}) ** (1 / {norm})\n"
+        count = str(prod(state.kernel))
+    return f"{counted}y = np.sum(windows(x){axes} / {count}\n"

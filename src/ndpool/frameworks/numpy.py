@@ -64,6 +64,8 @@ def run(call: Call, x: NDArray[Any]) -> Any:
     how = arithmetic(fn, call.reduction, own, asked, call.divisor, call.norm)
     if how.magnitudes:
         note_copy("magnitudes of the input")
+        if how.reduction.norm and x.dtype.kind == "i":  # the least integer has no magnitude of its own dtype
+            x = x.astype(np.int64)
         x = np.abs(x)
     result = x.dtype if how.result == own else _dtype_of(how.result, call.dtype)
     shape = _with_sizes(x.shape, call.axes, call.plan.out)

@@ -44,7 +44,7 @@ from ndpool.frameworks.torch.tensors import (
     with_sizes,
     writable,
 )
-from ndpool.geometry import taps_from_flat
+from ndpool.geometry import norm_taps
 from ndpool.reductions import REDUCTIONS
 
 __all__ = ["backward", "fractional", "plain", "prepare", "recall", "remember", "run", "traced", "unpool"]
@@ -60,7 +60,7 @@ def run(call: Call, x: Tensor) -> Any:
     try:
         if call.dtype is None and call.out is None:
             how = arithmetic(fn, call.reduction, own, None, call.divisor, call.norm)
-            if how.reduction is call.reduction and how.result == own:
+            if how == (call.reduction, own, False, 0):
                 return _pool(call._replace(dtype=x.dtype), x)
         else:
             asked = None if call.dtype is None else _dtype_name(fn, call.dtype)
@@ -84,7 +84,8 @@ def _convert(call: Call, how: Arithmetic, x: Tensor) -> Any:
     if x.is_cpu and not watched:
         check_memory(x)  # PyTorch's arithmetic, which comes first here, does not
     if how.magnitudes:
-        x = x.abs()
+        wide = how.reduction.norm and not x.dtype.is_floating_point
+        x = (x.to(torch.int64) if wide else x).abs()  # the least integer has no magnitude of its own dtype
     result: torch.dtype = getattr(torch, how.result)
     targets: tuple[Tensor, ...] = ()
     if out is not None:
@@ -122,9 +123,9 @@ def _convert(call: Call, how: Arithmetic, x: Tensor) -> Any:
 def _integer_norm(call: Call, power: int, x: Tensor) -> Tensor:
     """Integers to an integer power: powers and their mean stay integers, as in PyTorch; the root is float."""
     if call.plan is None:
-        taps = taps_from_flat(len(call.axes), call.windows)
+        taps = norm_taps(call.function, len(call.axes), call.windows)
     else:
-        taps = 0 if call.plan.norm_divisor else call.plan.taps
+        taps = 0 if call.divisor else call.plan.taps
     unsigned = x.dtype is torch.uint64  # without arithmetic in PyTorch: int64 gives the same bits
     powers = (x.view(torch.int64) if unsigned else x.to(torch.int64)) ** power
     powers = powers.view(torch.uint64) if unsigned else powers

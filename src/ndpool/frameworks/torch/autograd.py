@@ -261,7 +261,7 @@ class Lp(Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, call = inputs
-        mean, ctx.taps = ("sum", 1) if call.plan.norm_divisor else ("avg", call.plan.taps)
+        mean, ctx.taps = ("sum", 1) if call.divisor else ("avg", call.plan.taps)
         ctx.norm = call.norm
         inner = call._replace(reduction=REDUCTIONS[mean], divisor=0, norm=0.0)
         ctx.args = inner, channels_last(x, call.axes)

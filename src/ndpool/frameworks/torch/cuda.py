@@ -287,9 +287,7 @@ def _norm(call: Call, x: Tensor, last: bool | None) -> Tensor:
     double = not x.dtype.is_floating_point or torch.float64 in (x.dtype, call.dtype)
     wide = torch.float64 if double else torch.float32
     powers = _power(materialized(x).to(wide), norm)
-    mean = call._replace(
-        reduction=REDUCTIONS["avg"], dtype=wide, divisor=call.divisor or plan.norm_divisor, norm=0.0
-    )
+    mean = call._replace(reduction=REDUCTIONS["avg"], dtype=wide, norm=0.0)
     return _power(pool(mean, powers, last) * plan.taps, 1 / norm).to(call.dtype)
 
 

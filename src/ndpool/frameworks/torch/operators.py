@@ -107,7 +107,7 @@ def pool(
     call = _call(op, x, axes, fn, reduce, windows)
     checks.check_result(op, x, call.reduction, dtype, divisor, norm)
     if call.reduction.norm and not divisor:
-        divisor = call.plan.norm_divisor
+        divisor = geometry.norm_divisor(fn, call.plan)
     return kernels.pool(call._replace(dtype=dtype, divisor=divisor, norm=norm), x)
 
 
@@ -128,7 +128,7 @@ def _pool_backward(ctx: Any, grad: Tensor) -> Any:
         found = max_backward(grad, offsets, *where, ctx.sizes, ctx.last)
     elif REDUCTIONS[reduce].norm:
         x, y = ctx.saved_tensors
-        taps = geometry.taps_from_flat(len(axes), windows)
+        taps = geometry.norm_taps(fn, len(axes), windows)
         before, after = lp_factors(x, y, taps or 1, norm)
         mean = "avg" if taps else "sum"
         found = before * sum_backward(grad * after, axes, fn, mean, windows, ctx.sizes, 0, ctx.last)

@@ -98,13 +98,14 @@ class TensorMemoryError(MemoryError, RuntimeError):
 
 
 FAILURES = (FreedError, MemoryError, RuntimeError)
+_NO_MEMORY = ("can't allocate memory", "calculation overflowed")  # in messages of PyTorch
 
 
 def renamed(fn: str, error: Exception) -> Exception:
     """A failure below, in the name of the function called."""
     if isinstance(error, FreedError):
         return ValueError(f"{fn}: {error}")
-    lacking = type(error) is RuntimeError and "can't allocate memory" in str(error)
+    lacking = type(error) is RuntimeError and any(text in str(error) for text in _NO_MEMORY)
     if lacking or type(error) is MemoryError:
         return TensorMemoryError(f"{fn}: {error}")
     return error
