@@ -217,7 +217,7 @@ REFUSED = [((4, 16, 64, 8, 28), "max_pool3d", (8, 2, 2))]
 def refused_once() -> None:
     for shape, name, args in REFUSED:
         n = int(name[-2])
-        plan = geometry.named(name, shape[-n:], (*args, 1, False))
+        plan = geometry.plan(name, shape[-n:], (*args, 1, False), True)
         call(shape, plan, name[:3], parts=("backward",))
 
 

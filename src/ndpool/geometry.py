@@ -89,7 +89,7 @@ def _per_axis(
     fn: str, n: int, kernel: object, stride: object, padding: object, dilation: object, strict: bool
 ) -> tuple[Any, ...]:
     window = check_ints(fn, kernel_name(fn), kernel, n)
-    default = stride is None or (isinstance(stride, (tuple, list)) and not stride)
+    default = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
     return (
         window,
         window if default else check_ints(fn, "stride", stride, n),
