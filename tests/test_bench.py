@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 import ndpool
 from helpers import HANG
 from ndpool import _bench
-from ndpool._bench import CASES, Case, contestants, peers, report, runner, select
+from ndpool._bench import CASES, Case, contestants, peers, random_calls, report, runner, select
 from ndpool._cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -445,3 +446,33 @@ def test_generator_and_model_benchmark_use_one_format():
 
 def test_documentation_is_up_to_date():
     assert generate.main(["--check"]) == 0
+
+
+@pytest.mark.torch
+def test_random_calls_equal_pytorch_and_repeat(tmp_path, capsys):
+    """`--random` draws the same calls from a seed, checks every answer and reports the distribution."""
+    pytest.importorskip("torch")
+    drawn = [random_calls.draw(Random(7)) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    file = tmp_path / "random.json"
+    assert main(["bench", "--random", "25", "--seed", "7", "--threads", "1", "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "25 random calls, seed 7, 1 thread: geometric mean" in text
+    assert text.count(" us  ") == 20
+    results = json.loads(file.read_text())["results"]
+    assert len(results) == 25
+    assert all(set(r["seconds"]) == {"ndpool", "PyTorch"} for r in results)
+    for wrong in (["--random", "0"], ["--random", "5", "--device", "cuda"]):
+        assert main(["bench", *wrong]) != 0
+
+
+@pytest.mark.torch
+def test_random_calls_detect_wrong_answers(monkeypatch):
+    torch = pytest.importorskip("torch")
+    right = ndpool.max_pool2d
+    monkeypatch.setattr(ndpool, "max_pool2d", lambda x, **given: right(x, **given) + 1)
+    call = random_calls.Drawn("max_pool2d", (1, 2, 8, 8), "float32", False, {"kernel_size": 2}, "forward")
+    assert random_calls.measure(call)["wrong"] == "values differ"
+    document = {"results": [random_calls.measure(call)]}
+    assert random_calls.failures(document) == [f"{call}: values differ"]
+    assert torch.get_num_threads() > 0

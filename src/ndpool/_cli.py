@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,7 @@ examples:
   ndpool bench --list                         list the cases and their classes
   ndpool bench --case resnet --threads 1      run cases whose name, network or class contains the word
   ndpool bench --json run.json --plot run.svg
+  ndpool bench --random 1000 --seed 1         random calls next to PyTorch, with the slowest ones
   ndpool bench --device cuda                  run on a GPU, next to PyTorch, torch.compile, JAX and CuPy
 
 exit codes: 1 if an answer of ndpool is wrong or a file cannot be written"""
@@ -147,6 +149,10 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--update", action="store_true", help="keep that file's results of other cases")
     bench.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart (SVG)")
     bench.add_argument("--list", action="store_true", help="list the cases and exit")
+    bench.add_argument(
+        "--random", type=int, metavar="N", help="time N random calls next to PyTorch instead of the cases"
+    )
+    bench.add_argument("--seed", type=int, default=1, help="seed of the random calls (default: %(default)s)")
     bench.set_defaults(run=_bench)
 
     explore = commands.add_parser(
@@ -227,6 +233,28 @@ def _results(path: Path | None) -> dict[str, Any]:
     return found
 
 
+def _bench_random(arguments: argparse.Namespace, threads: Sequence[int]) -> int:
+    from ndpool._bench import random_calls, report
+
+    if arguments.random < 1 or arguments.device == "cuda":
+        raise ValueError(
+            f"bench: --random must be at least 1, on the CPU; got --random {arguments.random} "
+            f"with --device {arguments.device}"
+        )
+    try:
+        bar = report.progress_bar(sys.stderr)
+        document = random_calls.run(arguments.random, arguments.seed, threads, bar)
+    except ImportError:
+        print("ndpool: bench: --random needs PyTorch; install ndpool[torch]", file=sys.stderr)
+        return 1
+    written = not arguments.json or _write("results", arguments.json, report.as_json(document))
+    print(random_calls.text(document))
+    failures = random_calls.failures(document)
+    for failure in failures:
+        print(f"ndpool: bench: {failure}", file=sys.stderr)
+    return int(bool(failures) or not written)
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from ndpool import _bench as bench
 
@@ -241,6 +269,8 @@ def _bench(arguments: argparse.Namespace) -> int:
         if not path.parent.is_dir():  # fail before measuring
             raise ValueError(f"bench: cannot write {path.name}: no directory {path.parent}")
     threads, report = arguments.threads or bench.all_threads(), bench.report
+    if arguments.random is not None:
+        return _bench_random(arguments, threads)
     before = _results(arguments.json) if arguments.update else None
     how: Any = (arguments.quick, report.progress_bar(sys.stderr))
     device_report: Any = bench.cuda_report if cuda else report
