@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ndpool._bench import cuda, cuda_report, report, runner
+from ndpool._bench import cuda, cuda_report, random_calls, report, runner
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS: dict[str, Any] = {runner.FORMAT: report, cuda.FORMAT: cuda_report}
@@ -116,6 +116,9 @@ def generated(root: Path) -> dict[Path, str]:
             tables[path.stem] = kind.markdown(document)
         elif document.get("format") == MODELS:
             tables[path.stem] = models(document)
+        elif document.get("format") == random_calls.FORMAT:
+            tables[path.stem] = random_calls.markdown(document)
+            tables[f"{path.stem} in short"] = random_calls.sentence(document)
     if {*SUMMARY_MODELS, *SUMMARY_CLASSES} <= tables.keys():
         tables["summary"] = summary(documents)
         files[root / CHART] = report.chart(documents["cpu"], CHARTED)

@@ -87,7 +87,7 @@ def measure(drawn: Drawn, seconds: float = 0.02) -> dict[str, Any]:
             for _ in range(n):
                 call()
             spans[name] = min(spans[name], (time.perf_counter() - start) / n)
-    return result | {"seconds": spans}
+    return result | {"seconds": {name: float(f"{span:.4g}") for name, span in spans.items()}}
 
 
 def _supported(drawn: Drawn) -> bool:
@@ -199,6 +199,34 @@ def text(document: dict[str, Any]) -> str:
             lines.append(f"  {ratio:5.2f} x  {ours:9.1f} us  {r['call']}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """A table by family and mode: geometric mean and share of slower calls, for each number of threads."""
+    threads = sorted({r["threads"] for r in document["results"]})
+    head = [f"{n} thread{'s'[: n > 1]} | slower than {SLOW} x" for n in threads]
+    lines = [f"| functions | mode | {' | '.join(head)} |", "|---" * (2 + 2 * len(threads)) + "|"]
+    groups: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for r in document["results"]:
+        if "seconds" in r:
+            key = (r["function"][:-2], r["mode"])
+            groups.setdefault(key, {}).setdefault(r["threads"], []).append(_ratio(r))
+    for (family, mode), ratios in sorted(groups.items()):
+        cells = [f"{_mean(ratios[n]):.2f} | {_slower(ratios[n]):.0%}" for n in threads]
+        lines.append(f"| `{family}1d/2d/3d` | {mode} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", sentence(document)])
+
+
+def sentence(document: dict[str, Any]) -> str:
+    """The distribution in one sentence."""
+    parts = []
+    for n in sorted({r["threads"] for r in document["results"]}):
+        ratios = [_ratio(r) for r in document["results"] if r["threads"] == n and "seconds" in r]
+        parts.append(
+            f"on {n} thread{'s'[: n > 1]} {_slower(ratios):.0%} run at less than {SLOW} times PyTorch's speed, "
+            f"and the geometric mean is {_mean(ratios):.1f} times"
+        )
+    return f"Of {document['calls']} random calls (seed {document['seed']}), {'; '.join(parts)}."
 
 
 def _ratio(result: dict[str, Any]) -> float:
