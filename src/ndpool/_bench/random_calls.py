@@ -223,8 +223,8 @@ def sentence(document: dict[str, Any]) -> str:
     for n in sorted({r["threads"] for r in document["results"]}):
         ratios = [_ratio(r) for r in document["results"] if r["threads"] == n and "seconds" in r]
         parts.append(
-            f"on {n} thread{'s'[: n > 1]} {_slower(ratios):.0%} run at less than {SLOW} times PyTorch's speed, "
-            f"and the geometric mean is {_mean(ratios):.1f} times"
+            f"on {n} thread{'s'[: n > 1]} {_slower(ratios):.0%} run at less than {SLOW} times PyTorch's "
+            f"speed, and the geometric mean is {_mean(ratios):.1f} times"
         )
     return f"Of {document['calls']} random calls (seed {document['seed']}), {'; '.join(parts)}."
 
