@@ -57,15 +57,18 @@ def reduced(case: Case, flat: Array, windows: reference.Table) -> tuple[tuple[Ar
     real = is_float(dtype)
     if case.has_index:
         return reference.select(flat, windows, case.reduce == "min"), None
-    if abs(case.norm) == inf:
-        return (reference.select(np.abs(flat), windows, case.norm < 0)[0], None), None
     requested = np.dtype(kwargs["dtype"]) if "dtype" in kwargs else None
+    if abs(case.norm) == inf:
+        if not case.taps and not real:  # a true norm of integers
+            found = reference.select(np.abs(flat.astype(np.float64)), windows, case.norm < 0)[0]
+            return (found.astype(requested or np.float32), None), None
+        return (reference.select(np.abs(flat), windows, case.norm < 0)[0], None), None
     padded = kwargs.get("count_include_pad", True)
     with np.errstate(all="ignore"):
         if case.reduce == "lp":
             share = counts(plan, padded).ravel() if case.taps else None
             if not case.taps:  # a true norm
-                flat = np.abs(flat.astype(np.int64) if dtype.kind == "i" else flat)
+                flat = np.abs(flat.astype(np.float64))
             result = requested or (dtype if real else np.dtype(np.float32))
             want = reference.lp_norm(flat, windows, case.norm, case.taps, share)
             size = np.abs(flat.astype(np.float64))

@@ -7,7 +7,7 @@ which equal the oracle's gradients and are the adjoints of the forward kernels.
 from __future__ import annotations
 
 from itertools import permutations, product
-from math import prod
+from math import inf, prod
 
 import numpy as np
 import pytest
@@ -450,6 +450,16 @@ def test_general_lp_pooling_is_a_true_norm(dtype, norm):
         np.testing.assert_allclose(torch.compile(call, backend="eager")(tensor), want, rtol=1e-6)
         if dtype == np.float64 and isinstance(norm, float):
             assert torch.autograd.gradcheck(call, torch.from_numpy(x + 0.25).requires_grad_())
+
+
+def test_true_norms_of_integers_do_not_wrap():
+    assert ndpool.pool(np.array([100, 3], np.int32), (2,), reduce="lp", norm_type=10) == 100
+    for norm, want in ((inf, 128), (-inf, 5), (1, 133), (-1, 1 / (1 / 128 + 1 / 5))):
+        got = ndpool.pool(np.array([-128, 5], np.int8), (2,), reduce="lp", norm_type=norm)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+    got = ndpool.pool(np.array([2**63, 2**63], np.uint64), (2,), reduce="lp", norm_type=1)
+    np.testing.assert_allclose(got, 2.0**64, rtol=1e-6)
 
 
 @pytest.mark.parametrize("reduce", ["max", "min", "sum", "avg", "lp"])

@@ -1053,7 +1053,7 @@ WRONG = [
     ("max_pool2d", (X, 1, 1, 0, 1, False, True), {"out": X}, TypeError, "pair"),
     ("max_pool2d", (AT, 1, 1, 0, 1, False, True), {"out": (AT, AT)}, ValueError, "share no memory"),
     ("avg_pool2d", (X, 2), {"dtype": "float64"}, TypeError, "dtype must be a supported torch.dtype"),
-    ("avg_pool2d", (X, 2), {"dtype": torch.int32}, TypeError, "cannot be given"),
+    ("avg_pool2d", (X, 2), {"dtype": torch.int32}, TypeError, "dtype must be one that avg pooling"),
     ("max_unpool2d", (X, AT - 1, 1), {}, ValueError, "got index -1"),
     ("max_unpool2d", (X, AT.float(), 1), {}, TypeError, "indices must be integers"),
     ("max_unpool2d", (X, AT[:, :1], 1), {}, ValueError, "indices must have the input's shape"),

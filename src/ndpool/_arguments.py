@@ -191,4 +191,6 @@ def show(value: object) -> str:
         text = repr(value)
     except ValueError:
         return "an int of thousands of digits"
+    except Exception:  # of a deep list, or of an object of the caller
+        return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else text[:77] + "..."

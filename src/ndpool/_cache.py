@@ -51,6 +51,8 @@ _FIXED = {int, bool, float, type(None)}  # types whose values never change
 
 
 def _key(function: Function, x: Any, arguments: Any, indices: bool) -> tuple[Any, ...] | None:
+    if not hasattr(x, "stride"):  # an array, which needs the core anyway
+        return None
     kinds: Any = tuple(map(type, arguments))
     if not _FIXED.issuperset(kinds):
         typed = _typed(arguments)

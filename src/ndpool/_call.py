@@ -12,6 +12,7 @@ from ndpool.reductions import Reduction
 
 # What a kernel stores beside the values, by its number: nothing, offsets in the window, indices in the plane.
 NO_EXTRA, OFFSET8, OFFSET32, INDEX64 = range(4)
+BYTE_TAPS = 256  # of the largest window whose offsets fit into a byte
 
 
 class Function(NamedTuple):
@@ -50,8 +51,8 @@ class Call(NamedTuple):
 
     @property
     def offsets(self) -> int:
-        """The kind of offsets that the backward pass needs: one byte while that can number the taps."""
-        return OFFSET8 if self.plan.taps <= 256 else OFFSET32
+        """The kind of offsets that the backward pass needs."""
+        return OFFSET8 if self.plan.taps <= BYTE_TAPS else OFFSET32
 
 
 class Saved(NamedTuple):

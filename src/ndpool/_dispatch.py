@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ndpool._arguments import input_name
-from ndpool._call import Call, Function, Unpool
+from ndpool._call import Call, Function, Saved, Unpool
 
 
 class Framework(Protocol):
@@ -29,6 +29,9 @@ class Framework(Protocol):
 
     def unpool(self, call: Unpool, values: Any, indices: Any) -> Any:
         """Values at their indices in planes of zeros."""
+
+    def backward(self, call: Call, saved: Saved, grad: Any) -> Any:
+        """The gradient of the input, where the framework differentiates."""
 
     def prepare(self, call: Call, x: Any) -> Callable[[Any, Any], Any] | None:
         """The call for arrays like `x`, ready to run again: (array, out) to a result, or None to decline."""

@@ -23,7 +23,7 @@ DTYPES = (
 )  # fmt: skip
 FIRST_FLOAT = DTYPES.index("float16")
 UNSIGNED = frozenset(name for name in DTYPES if name.startswith("u"))
-_FLOATS = frozenset(DTYPES[FIRST_FLOAT:])
+FLOAT_NAMES = frozenset(DTYPES[FIRST_FLOAT:])
 
 
 class Described(NamedTuple):
@@ -61,18 +61,18 @@ def arithmetic(
 ) -> Arithmetic:
     """The kernels' reduction and the result's dtype for an input of dtype `own`."""
     # General functions give the true norm, the root of the sum of |x|**p; the named ones have PyTorch's rule.
-    magnitudes = False
+    asked_reduction, magnitudes = reduction, False
     if reduction.norm and (abs(norm) == inf or (fn in GENERAL and norm % 2 != 0)):
         magnitudes = True
     if reduction.norm and abs(norm) == inf:
         reduction = REDUCTIONS["max" if norm > 0 else "min"]
-    result = result_dtype(fn, reduction, own, asked)
+    result = result_dtype(fn, asked_reduction if fn in GENERAL else reduction, own, asked)
     if divisor < 0 and (result in UNSIGNED or result == "bool"):
         raise ValueError(
             f"{fn}: divisor_override must be positive for unsigned integers; got divisor_override={divisor}"
         )
     power = 0
-    if reduction.norm and isinstance(norm, int) and own not in _FLOATS:
+    if reduction.norm and isinstance(norm, int) and own not in FLOAT_NAMES and fn not in GENERAL:
         if not 0 < norm <= LIMIT:
             raise ValueError(
                 f"{fn}: norm_type must be from 1 to {LIMIT} for integers to an integer power; "
@@ -85,7 +85,7 @@ def arithmetic(
 def result_dtype(fn: str, reduction: Reduction, own: str, asked: str | None) -> str:
     """The dtype of a result: the input's, a wider one for sums of integers, or the one asked for."""
     if asked is None:
-        if reduction.has_index or own in _FLOATS:
+        if reduction.has_index or own in FLOAT_NAMES:
             return own
         if reduction.norm:
             return "float32"
@@ -94,10 +94,12 @@ def result_dtype(fn: str, reduction: Reduction, own: str, asked: str | None) -> 
         if own == "bool":
             raise TypeError(f"{fn}: the average of dtype=bool is not a bool; ask for another with dtype=")
         return own
-    integers = own not in _FLOATS and asked != "bool" and not reduction.norm
-    if reduction.has_index or asked in _FLOATS or integers:
+    integers = own not in FLOAT_NAMES and asked != "bool" and not reduction.norm
+    if reduction.has_index or asked in FLOAT_NAMES or integers:
         return asked
-    raise TypeError(f"{fn}: a {reduction.name} of dtype={own} cannot be given as dtype={asked}")
+    raise TypeError(
+        f"{fn}: dtype must be one that {reduction.name} pooling of {own} can give; got dtype={asked}"
+    )
 
 
 def check_dtype(fn: str, name: str, dtype: str, shown: object = None) -> int:
@@ -215,7 +217,7 @@ def wrong_index(fn: str, index: int, sizes: tuple[int, ...]) -> ValueError:
 def samples_like(shape: Sequence[int], dtype: str, n_axes: int) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of the random samples for an input: (batch, channels, axes), also without a batch."""
     batch = shape[0] if len(shape) == n_axes + 2 else 1
-    return (batch, shape[-n_axes - 1], n_axes), dtype if dtype in _FLOATS else "float64"
+    return (batch, shape[-n_axes - 1], n_axes), dtype if dtype in FLOAT_NAMES else "float64"
 
 
 def check_samples(fn: str, kind: Kind, like: Described, n_axes: int, samples: Any) -> tuple[int, ...]:
@@ -229,7 +231,7 @@ def check_samples(fn: str, kind: Kind, like: Described, n_axes: int, samples: An
             f"{fn}: _random_samples must have shape {wanted}, or more along the first axis; "
             f"got shape {got.shape}"
         )
-    if got.dtype != dtype if like.dtype in _FLOATS else got.dtype not in _FLOATS:
+    if got.dtype != dtype if like.dtype in FLOAT_NAMES else got.dtype not in FLOAT_NAMES:
         raise TypeError(f"{fn}: _random_samples must be floating point like the input; got dtype={got.dtype}")
     if got.device != like.device:
         raise ValueError(

@@ -36,7 +36,7 @@ from ndpool._plan import irregular, least_residue
 from ndpool._plan import positions as positions
 
 _CACHED = 4096
-_CACHED_WINDOWS = 4096  # an irregular axis with more windows is not cached: its tables are large
+_CACHED_WINDOWS = 1024  # an irregular axis with more windows is not cached: its tables are large
 
 
 def kernel_name(fn: str) -> str:
@@ -302,7 +302,7 @@ def check_adaptive(fn: str, n: int, output_size: object, strict: bool = True) ->
     )
 
 
-@lru_cache(_CACHED)
+@lru_cache(1024)
 def _adaptive(sizes: tuple[int, ...], outs: tuple[int, ...]) -> Plan:
     axes = [_adaptive_axis(size, out) for size, out in zip(sizes, outs, strict=True)]
     return Plan(axes, adaptive=True)

@@ -20,6 +20,7 @@ from ndpool._native import core, core_plan
 from ndpool._policy import (
     DTYPES,
     FIRST_FLOAT,
+    FLOAT_NAMES,
     Arithmetic,
     Described,
     Kind,
@@ -49,7 +50,7 @@ _EXTRA_DTYPES: dict[int, np.dtype[Any]] = {
     INDEX64: _INT64,
 }
 _SMALL = 4096  # elements of a result that is allocated like a kept array
-_MAX_WINDOWS = 4096  # along an axis: the cache keeps no large tables
+_MAX_WINDOWS = 1024  # along an axis: the cache keeps no large tables
 
 # In NumPy itself before 1.25.
 _TOO_HARD: type[Exception] = getattr(np, "exceptions", np).TooHardError
@@ -64,9 +65,8 @@ def run(call: Call, x: NDArray[Any]) -> Any:
     how = arithmetic(fn, call.reduction, own, asked, call.divisor, call.norm)
     if how.magnitudes:
         note_copy("magnitudes of the input")
-        if how.reduction.norm and x.dtype.kind == "i":  # the least integer has no magnitude of its own dtype
-            x = x.astype(np.int64)
-        x = np.abs(x)
+        # The least integer has no magnitude of its own dtype.
+        x = np.abs(x.astype(np.float64) if own not in FLOAT_NAMES and how.result in FLOAT_NAMES else x)
     result = x.dtype if how.result == own else _dtype_of(how.result, call.dtype)
     shape = _with_sizes(x.shape, call.axes, call.plan.out)
     indices = call.extra == INDEX64

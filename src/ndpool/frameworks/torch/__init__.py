@@ -20,6 +20,7 @@ from ndpool._call import INDEX64, Call, Saved, Unpool
 from ndpool._native import BUILT, core
 from ndpool._policy import (
     DTYPES,
+    FLOAT_NAMES,
     Arithmetic,
     Described,
     arithmetic,
@@ -57,6 +58,8 @@ def run(call: Call, x: Tensor) -> Any:
     """Pool `x`, into `call.out` where it is given."""
     fn = call.function
     own = DTYPES[check_tensor(fn, x, input_name(fn))]
+    if call.plan is None and call.out is not None:
+        raise ValueError(f"{fn}: out must not be given where a compiler or a dispatch mode is active")
     try:
         if call.dtype is None and call.out is None:
             how = arithmetic(fn, call.reduction, own, None, call.divisor, call.norm)
@@ -84,13 +87,12 @@ def _convert(call: Call, how: Arithmetic, x: Tensor) -> Any:
     if x.is_cpu and not watched:
         check_memory(x)  # PyTorch's arithmetic, which comes first here, does not
     if how.magnitudes:
-        wide = how.reduction.norm and not x.dtype.is_floating_point
-        x = (x.to(torch.int64) if wide else x).abs()  # the least integer has no magnitude of its own dtype
+        # The least integer has no magnitude of its own dtype.
+        wide = not x.dtype.is_floating_point and how.result in FLOAT_NAMES
+        x = (x.to(torch.float64) if wide else x).abs()
     result: torch.dtype = getattr(torch, how.result)
     targets: tuple[Tensor, ...] = ()
     if out is not None:
-        if call.plan is None:
-            raise ValueError(f"{fn}: out must not be given where a compiler or a dispatch mode is active")
         if differentiated(x):
             raise ValueError(f"{fn}: out must not be given where a derivative or a transform is active")
         shape = with_sizes(x.shape, call.axes, call.plan.out)
@@ -156,7 +158,7 @@ def unpool(call: Unpool, values: Tensor, indices: Any) -> Tensor:
     own = DTYPES[check_tensor(fn, values, input_name(fn))]
     check_indices(fn, KIND, Described(tuple(values.shape), own, device=str(values.device)), indices)
     indices = indices.to(torch.int64)
-    if traced(values):
+    if traced(values) or traced(indices):
         return operators.unpool(values, indices, call.axes, fn, call.sizes)  # type: ignore[no-any-return]
     try:
         if differentiated(values):

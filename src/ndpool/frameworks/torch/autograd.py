@@ -154,15 +154,14 @@ def link_to(x: Tensor) -> Any:
     """
     if not x.requires_grad or transformed():
         return None
-    return (x.index_select(0, _NOTHING) if x.is_cpu else x.narrow(0, 0, 0).clone(),)
+    if not x.is_cpu:
+        return (x.narrow(0, 0, 0).clone(),)
+    return (x.index_select(0, torch.empty(0, dtype=torch.int64, device="cpu")),)
 
 
 def linked(grad: Tensor, link: Any) -> Tensor:
     """A gradient that also depends on the input, with derivative zero, as PyTorch's gradients do."""
     return grad - link[0].sum() if link is not None and is_grad_enabled() else grad
-
-
-_NOTHING = torch.empty(0, dtype=torch.int64)
 
 
 class Linked(Function):

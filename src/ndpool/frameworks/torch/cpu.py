@@ -18,6 +18,7 @@ from ndpool._policy import wrong_index
 from ndpool.frameworks.torch.tensors import (
     CODES,
     EXTRA_DTYPES,
+    NoMemoryError,
     channels_last,
     check_memory,
     empty,
@@ -25,6 +26,7 @@ from ndpool.frameworks.torch.tensors import (
     materialized,
     memory,
     pooled_last,
+    renamed,
     with_sizes,
     zeroed,
 )
@@ -54,7 +56,7 @@ def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor,
     address = x.data_ptr()
     if address == 0 or x.is_neg():
         x = materialized(x)
-        address, stride = x.data_ptr(), x.stride()
+        address, _, stride = memory(x)
     core_windows, op, code = plan.core or core_plan(plan), call.reduction.op, CODES[x.dtype]
     values = (y.data_ptr(), outs, y.stride())
     how = (CODES[call.dtype], extra_memory, call.extra, call.reduction.divides, call.divisor, call.norm)
@@ -77,7 +79,6 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tenso
 
 
 def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> Tensor:
-    check_memory(grad)
     grad = materialized(grad)
     shape = with_sizes(grad.shape, call.axes, call.plan.sizes)
     result = empty(grad, shape, grad.dtype, last, len(call.axes))
@@ -92,9 +93,12 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
         gradient = (memory(grad), CODES[grad.dtype], call.axes, memory(result))
         return core.backward(core_plan(call.plan), call.reduction.op, *gradient, *how)
 
-    if not done(grad, offsets) and not done(grad.clone(), None if offsets is None else offsets.clone()):
-        raise RuntimeError("ndpool core: a packed copy was refused")
-    return result
+    try:
+        if done(grad, offsets) or done(grad.clone(), None if offsets is None else offsets.clone()):
+            return result
+    except NoMemoryError as error:
+        raise renamed(call.function, error) from None
+    raise RuntimeError("ndpool core: a packed copy was refused")
 
 
 def gather(call: Call, x: Tensor, offsets: Tensor, last: bool) -> Tensor:
@@ -120,7 +124,8 @@ def unpool(call: Unpool, values: Tensor, indices: Tensor) -> Tensor:
     shape = with_sizes(values.shape, axes, call.sizes)
     result = zeroed(empty(values, shape, values.dtype, channels_last(values, axes), n))
     order, _ = pooled_last(values.dim(), axes)
-    wide, narrow, places = (t.permute(order) for t in (result, materialized(values), indices))
+    narrow, places = materialized(values), materialized(indices)
+    wide, narrow, places = (t.permute(order) for t in (result, narrow, places))
     code = CODES[values.dtype]
     done, bad = core.unpool(memory(wide), memory(narrow), memory(places), code, n, True)
     if not done:

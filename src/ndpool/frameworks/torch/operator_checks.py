@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ndpool._arguments import check_sizes, normalize_axes
+from ndpool._call import BYTE_TAPS
 from ndpool._plan import Plan
 from ndpool._policy import arithmetic
 from ndpool.frameworks.torch.tensors import CODES, FLOATS, NAMES
@@ -74,7 +75,7 @@ def check_grad(op: str, grad: Tensor, axes: Sequence[int], plan: Plan) -> None:
 
 def check_offsets(op: str, offsets: Tensor, like: Tensor, shape: Sequence[int], plan: Plan) -> None:
     """One offset per output: in one byte if that can number the taps of a window, or in four."""
-    wanted = (torch.uint8, torch.int32) if plan.taps <= 256 else (torch.int32,)
+    wanted = (torch.uint8, torch.int32) if plan.taps <= BYTE_TAPS else (torch.int32,)
     if offsets.dtype not in wanted or offsets.layout is not torch.strided:
         raise TypeError(
             f"{op}: offsets must be {' or '.join(map(str, wanted))}, for windows of {plan.taps} elements; "
@@ -84,7 +85,7 @@ def check_offsets(op: str, offsets: Tensor, like: Tensor, shape: Sequence[int], 
         raise ValueError(f"{op}: offsets must have shape {tuple(shape)}; got shape {tuple(offsets.shape)}")
     check_device(op, "offsets", offsets, like)
     # Reading the values would wait for a GPU; there an offset outside the window has no effect.
-    if offsets.is_cpu and offsets.numel() and not (offsets.dtype is torch.uint8 and plan.taps >= 256):
+    if offsets.is_cpu and offsets.numel() and not (offsets.dtype is torch.uint8 and plan.taps >= BYTE_TAPS):
         least, most = (int(end) for end in offsets.aminmax())
         if least < 0 or most >= plan.taps:
             raise ValueError(

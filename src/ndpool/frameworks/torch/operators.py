@@ -17,7 +17,7 @@ from torch.library import custom_op, define, impl, register_fake, register_vmap
 
 from ndpool import geometry
 from ndpool._arguments import check_sizes
-from ndpool._call import INDEX64, OFFSET8, OFFSET32, Call, Unpool
+from ndpool._call import BYTE_TAPS, INDEX64, OFFSET8, OFFSET32, Call, Unpool
 from ndpool.frameworks.torch import kernels
 from ndpool.frameworks.torch import operator_checks as checks
 from ndpool.frameworks.torch.autograd import batched, lp_factors, shifted_axes, take
@@ -56,7 +56,7 @@ def _offset_kind(x: Tensor, axes: Sequence[int], windows: Sequence[int]) -> int:
         if len(windows) != n
         else [x.shape[a] // max(o, 1) + 2 for a, o in zip(axes, windows, strict=True)]
     )
-    return OFFSET8 if prod(taps) <= 256 else OFFSET32
+    return OFFSET8 if prod(taps) <= BYTE_TAPS else OFFSET32
 
 
 def _empty_outputs(x: Tensor, axes: Any, fn: str, windows: Any, *dtypes: torch.dtype) -> list[Tensor]:

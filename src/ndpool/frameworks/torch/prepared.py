@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.autograd.graph import increment_version
 
 from ndpool import _record
-from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, Call
+from ndpool._call import BYTE_TAPS, INDEX64, NO_EXTRA, OFFSET8, Call
 from ndpool._native import core, core_plan
 from ndpool._policy import DTYPES, FIRST_FLOAT, arithmetic
 from ndpool.frameworks.torch import cpu, kernels
@@ -45,11 +45,13 @@ from ndpool.frameworks.torch.tensors import (
 )
 
 _SMALL = 1024  # elements of a result that is allocated like a kept tensor, and of offsets kept in a bytearray
-_MAX_WINDOWS = 4096  # along an axis: the cache keeps no large tables
+_MAX_WINDOWS = 1024  # along an axis: the cache keeps no large tables
 
 
 def prepare(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     """The call for tensors like `x`, or None where it cannot be prepared."""
+    if call.plan is None:  # a meta tensor
+        return None
     call = call._replace(dtype=x.dtype)
     code = CODES.get(x.dtype)
     if code is None or type(x) not in PLAIN_TYPES or x.layout is not torch.strided or kernels.triton_only:
@@ -124,7 +126,7 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
     bytes_needed, itemsize, dtype = extent(x), x.itemsize, x.dtype
     training = None
     differentiable = code >= FIRST_FLOAT and call.extra == NO_EXTRA and not call.reduction.norm
-    if differentiable and (plan.taps <= 256 or not has_index):
+    if differentiable and (plan.taps <= BYTE_TAPS or not has_index):
         new_grad, grad_stride = _new(x, x.shape, x.dtype, last, n_axes)
         small = prod(shape) <= _SMALL and not last
         kind = OFFSET8 if has_index else NO_EXTRA
@@ -278,7 +280,7 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
             return False
         if not call.reduction.has_index:
             return forward
-        return call.plan.taps <= 256 and (_launches(call._replace(extra=OFFSET8), x, last) or False)
+        return call.plan.taps <= BYTE_TAPS and (_launches(call._replace(extra=OFFSET8), x, last) or False)
 
     current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
     new, new_extra, run, indices = forward.new, forward.new_extra, forward.run, call.extra == INDEX64

@@ -89,22 +89,22 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 KIND = Kind("a tensor", _describe, _overlap)
 
 
-class FreedError(ValueError):
-    """A tensor whose storage is smaller than its elements need; `renamed` adds the function."""
+class NoMemoryError(ValueError):
+    """A tensor whose storage is too small for its elements, or missing; `renamed` adds the function."""
 
 
 class TensorMemoryError(MemoryError, RuntimeError):
     """Memory that PyTorch could not allocate: a MemoryError as for arrays, a RuntimeError as from PyTorch."""
 
 
-FAILURES = (FreedError, MemoryError, RuntimeError)
+FAILURES = (ValueError, MemoryError, RuntimeError)
 _NO_MEMORY = ("can't allocate memory", "calculation overflowed")  # in messages of PyTorch
 
 
 def renamed(fn: str, error: Exception) -> Exception:
     """A failure below, in the name of the function called."""
-    if isinstance(error, FreedError):
-        return ValueError(f"{fn}: {error}")
+    if isinstance(error, ValueError):
+        return error if str(error).startswith(f"{fn}: ") else ValueError(f"{fn}: {error}")
     lacking = type(error) is RuntimeError and any(text in str(error) for text in _NO_MEMORY)
     if lacking or type(error) is MemoryError:
         return TensorMemoryError(f"{fn}: {error}")
@@ -121,7 +121,7 @@ def check_memory(x: Tensor) -> None:
     size = x.untyped_storage().nbytes()
     needed = extent(x) + x.storage_offset() * x.itemsize
     if size < needed and x.numel() and not x._is_zerotensor():
-        raise FreedError(
+        raise NoMemoryError(
             f"a tensor's memory was freed or shrunk; its storage has {size} bytes (limit: at least {needed})"
         )
 
@@ -129,7 +129,12 @@ def check_memory(x: Tensor) -> None:
 def memory(x: Tensor) -> Any:
     """The tensor as the core takes it: address, shape and strides. The caller keeps it alive."""
     check_memory(x)
-    return x.data_ptr(), x.shape, x.stride()
+    address = x.data_ptr()
+    if not address and x.numel():
+        raise NoMemoryError(
+            f"a tensor has no memory of its own, as fake ones have none; got {type(x).__name__}"
+        )
+    return address, x.shape, x.stride()
 
 
 def writable(target: Tensor, x: Tensor) -> bool:
