@@ -12,6 +12,7 @@ from ndpool._triton.kernels.reducers import (
     NO_OFFSET,
     SUM,
     best_along,
+    best_of,
     merge,
     positive_zero,
     quotient_by_inverse,
@@ -117,8 +118,10 @@ def channels_last_forward_kernel(
             value = quotient_by_inverse(value, divisor, inverse)
         else:
             value = positive_zero(value)
+    elif not WITH_OFFSETS:
+        value = best_of(best, 0, OP)
     else:
-        value, offset = best_along(best, offset, 0, OP, WITH_OFFSETS)
+        value, offset = best_along(best, offset, 0, OP)
         if PARTS == 1:
             BITS: tl.constexpr = tl.int64 if COMPUTE == tl.float64 else tl.int32
             tl.store(y + half + to, offset.to(BITS).to(COMPUTE, bitcast=True), mask=live)

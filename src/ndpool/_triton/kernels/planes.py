@@ -16,10 +16,10 @@ from ndpool._triton.kernels.reducers import (
     best_of,
     better,
     merge,
-    order_of,
     positive_zero,
     quotient_by_inverse,
-    settled,
+    sign_bit,
+    signed_zero,
     widen,
 )
 
@@ -100,11 +100,16 @@ def plane_forward_kernel(
             # One comparison: as an unsigned number, an element before the plane is huge.
             i = start + slot - before
             v = tl.where(i.to(tl.uint32) < size.to(tl.uint32), v, IDENTITY)
-            best, where = merge(best, where, v, i, OP, True)
+            if KIND == 0:
+                best = better(best, v, OP)
+            else:
+                best, where = merge(best, where, v, i, OP, True)
         if OP == SUM:
             value, where = tl.sum(best, 1), tl.zeros([PLANES], tl.int32)
+        elif KIND == 0:
+            value, where = best_of(best, 1, OP), tl.zeros([PLANES], tl.int32)
         else:
-            value, where = best_along(best, where, 1, OP, KIND != 0)
+            value, where = best_along(best, where, 1, OP)
     if OP == SUM:
         if DIVIDE == 1:
             value = quotient_by_inverse(value, divisor, inverse)
@@ -157,26 +162,32 @@ def _together(
         return tl.sum(best, 1), before
     else:
         top = best_of(best, 1, OP)
-        every = top[:, None]
         offset = tl.zeros(top.shape, tl.int32)
-        rare = top == IDENTITY  # equal to the masked elements outside the plane
-        if COMPUTE.is_floating():
-            rare = rare | (top != top) | (top == 0)
         if KIND != 0:
+            every = top[:, None]
             offset = tl.min(tl.where(best == every, slot + part, NO_OFFSET), 1) - tl.reshape(
                 before, top.shape
             )
-        if COMPUTE.is_floating() or KIND != 0:
+            rare = top == IDENTITY  # equal to the masked elements outside the plane
+            if COMPUTE.is_floating():
+                rare = rare | (top != top) | (top == 0)
             if tl.max(rare.to(tl.int32)) > 0:
-                # The last NaN counts, and a zero takes the sign of the first.
-                order = tl.full(best.shape, 2 * NO_OFFSET + 1, tl.int32)
+                first = tl.full(best.shape, NO_OFFSET, tl.int32)
+                last = tl.full(best.shape, -1, tl.int32)
                 for k in tl.static_range(PARTS):
                     i = slot + k * WIDTH - before
                     inside = i.to(tl.uint32) < size.to(tl.uint32)
-                    order = tl.minimum(
-                        order, tl.where(inside, order_of(parts[k], every, i, OP), 2 * NO_OFFSET + 1)
-                    )
-                top, offset = settled(top, tl.min(order, 1))
+                    first = tl.minimum(first, tl.where(inside & (parts[k] == every), i, NO_OFFSET))
+                    last = tl.maximum(last, tl.where(inside & (parts[k] != parts[k]), i, -1))
+                offset = tl.min(first, 1)
+                if COMPUTE.is_floating():
+                    # Of NaNs the last counts; a zero has the sign of the element at its offset.
+                    offset = tl.where(top != top, tl.max(last, 1), offset)
+                    sign = tl.zeros(best.shape, tl.int32)
+                    for k in tl.static_range(PARTS):
+                        here = slot + k * WIDTH - before == offset[:, None]
+                        sign = tl.maximum(sign, tl.where(here, sign_bit(parts[k]), 0))
+                    top = signed_zero(top, tl.max(sign, 1))
         return top, offset
 
 
