@@ -28,7 +28,7 @@ import ndpool.torch
 import oracle
 from fences import pages, poisoned_results
 from ndpool import _explain, geometry
-from ndpool._triton import backward, decompose, launch, strip
+from ndpool._triton import backward, decompose, launch, planes, strip
 from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import layout_of
 from ndpool.frameworks import _torch_gpu, _torch_gpu_quick
@@ -182,6 +182,7 @@ KINDS = [
         (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), LAYOUTS[:2]),
+        (("max_pool2d", (1, 4, 6, 8), (11, 1, 5)), ("channels_last",)),
         (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (2, 4, 7, 7), (1,)), LAYOUTS[:2]),
         (("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)), ("channels_last",)),
@@ -198,7 +199,7 @@ KINDS = [
         (("adaptive_avg_pool1d", (1, 2, 403), (9,)), ("contiguous",)),
         (("adaptive_max_pool1d", (1, 2, 403), (9,)), ("contiguous",)),
         (("adaptive_avg_pool2d", (2, 3, 24, 24), (1,)), LAYOUTS[:2]),
-        (("adaptive_max_pool2d", (2, 4, 24, 24), (1,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (2, 4, 24, 24), (1,)), LAYOUTS[:2]),
     ]
     for layout in layouts
 ]
@@ -380,14 +381,20 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
     ],
 )
 def test_several_kernels(monkeypatch, name, shape, args, layout):
-    """The paths of large arrays: axis by axis, and windows cut into pieces."""
+    """The paths of large arrays: axis by axis, windows and planes cut into pieces."""
     monkeypatch.setattr(decompose, "PIECE", 1)
+    monkeypatch.setattr(planes, "LARGE", 16)
     monkeypatch.setattr(_torch_gpu, "SHORT", 0)
-    for forget in (decompose.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
-        forget()
+    caches = (
+        decompose.pieces.cache_clear,
+        _torch_gpu.forward_of.cache_clear,
+        _torch_gpu_quick._recipes.clear,
+    )
+    for clear in caches:
+        clear()
     test_every_case(name, shape, args, layout)
-    for forget in (decompose.pieces.cache_clear, _torch_gpu_quick._recipes.clear):
-        forget()
+    for clear in caches:
+        clear()
 
 
 def recipe(x, *window, name="max_pool2d"):

@@ -43,6 +43,7 @@ from ndpool.geometry import AxisPlan, Plan
 
 # Taps of a regular window from which segments are faster than strips, and taps from which windows are cut.
 VECTOR_TAPS, MANY_TAPS = 65, 256
+FEW_LANES = 2**16  # too few to fill a large device
 
 
 def forward(
@@ -80,11 +81,13 @@ def forward(
         found = strip(three, layout, size, by, common | {"DIVIDE": divide}) if is_dense(three) else None
         return found or _windows(three, layout, size, by, common | {"DIVIDE": divide}, device)
     if whole_planes(three, layout):
-        return plane_forward(three, layout, size, by, common | {"DIVIDE": divide})
+        return plane_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
     rows = rows_of_channels(three, layout)
     # With very many channels and small planes the strip kernel is faster.
     if rows and (rows > 64 or prod(layout.sizes) // widest(size) < 2**16):
-        return channels_forward(layout, rows, size, by, common | {"DIVIDE": divide}, dtype)
+        return channels_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
+    if not rows and _few_lanes(three, layout, size):
+        return channels_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
     if folds_rows(three, VECTOR_TAPS):
         found = _segments(three, layout, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
@@ -103,6 +106,14 @@ def forward(
         if found is not None:
             return found
     return _windows(three, layout, size, by, common | {"DIVIDE": divide}, device)
+
+
+def _few_lanes(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
+    """Whether channels-last windows are so few and large that one lane each would not fill the device."""
+    if not layout.channels or layout.input_strides[0] != 1 or not unpadded(axes):
+        return False
+    lanes = prod(layout.sizes) // channel_vector(layout, itemsize) * prod(a.out for a in axes)
+    return lanes < FEW_LANES and prod(a.kernel for a in axes) >= 64
 
 
 def split_rows(

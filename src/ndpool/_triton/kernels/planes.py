@@ -46,6 +46,7 @@ def plane_forward_kernel(
     SHIFTED: tl.constexpr,
     PARTS: tl.constexpr,
     FULL: tl.constexpr,
+    PIECES: tl.constexpr,
     LEADS: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
@@ -76,6 +77,8 @@ def plane_forward_kernel(
     if SHIFTED:
         before = (base & (UNIT - 1)).to(tl.int32)[:, None]
         base = base // UNIT * UNIT
+    elif UNIT > 1:
+        base = tl.multiple_of(base, UNIT)
     slot = tl.arange(0, WIDTH)[None, :]
     at = x + base[:, None] + slot
     wait_for_previous()
@@ -116,6 +119,9 @@ def plane_forward_kernel(
         else:
             value = positive_zero(value)
     if KIND != 0:
+        if PIECES:
+            # The first leading axis counts the pieces of a plane.
+            where += (l1 * size).to(tl.int32)
         tl.store(extra + to, where.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
 

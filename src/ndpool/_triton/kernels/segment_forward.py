@@ -10,12 +10,12 @@ import triton.language as tl
 
 from ndpool._triton.kernels.indexing import INDEX64, divide, split, wait_for_previous
 from ndpool._triton.kernels.reducers import (
+    MIN,
     NO_OFFSET,
     SUM,
     best_along,
     best_of,
     better,
-    merge,
     positive_zero,
     quotient,
     quotient_by_inverse,
@@ -25,6 +25,77 @@ from ndpool._triton.kernels.reducers import (
 _SIZES = ["n_windows", "n_1", "m_w", "m_1", "m_h", "m_d", "x_1", "x_2", "x_d", "x_h"]
 _SIZES += ["y_1", "y_2", "y_d", "y_h", "y_w", "size_h", "size_w", "out_d", "out_h", "out_w"]
 _SIZES += ["kernel_h", "kernel_w", "divisor", "inverse"]
+
+
+@triton.jit
+def _reduce(
+    x,
+    base,
+    window,
+    live,
+    slot,
+    vector,
+    taps_d,
+    taps_h,
+    taps_w,
+    x_d,
+    x_h,
+    kernel_h,
+    kernel_w,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VECTORS: tl.constexpr,
+    FULL: tl.constexpr,
+    ROWS: tl.constexpr,
+    LOOP: tl.constexpr,
+    WINDOWS: tl.constexpr,
+    OP: tl.constexpr,
+    WITH_OFFSETS: tl.constexpr,
+    NANS: tl.constexpr,
+    IDENTITY: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """Best value and offset per slot, of NaNs any offset; with NANS the offset of the last NaN."""
+    best = tl.full([WINDOWS, WIDTH], IDENTITY, COMPUTE)
+    offset = tl.full([WINDOWS, WIDTH], NO_OFFSET, tl.int32)
+    for d in range(taps_d):
+        for h in range(0, taps_h, ROWS):
+            # Without a loop this is one iteration.
+            for column in range(0, kernel_w + (UNIT - 1) if LOOP else 1, VECTORS * WIDTH):
+                found = ()
+                befores = ()
+                for r in tl.static_range(ROWS):
+                    at = base + d * x_d + (h + r) * x_h
+                    before = (at & (UNIT - 1)).to(tl.int32)
+                    at = tl.multiple_of(at - before, UNIT)[:, None] + (column + slot)
+                    befores = befores + (before,)
+                    there = live
+                    if ROWS > 1:
+                        there = live & (h + r + window * 0 < taps_h)
+                    for k in tl.static_range(VECTORS):
+                        ok = there[:, None]
+                        if k >= FULL:
+                            ok = ok & (vector < (before + taps_w - (column + k * WIDTH))[:, None])
+                        found = found + (tl.load(x + at + k * WIDTH, mask=ok, other=IDENTITY),)
+                for r in tl.static_range(ROWS):
+                    for k in tl.static_range(VECTORS):
+                        v = widen(found[r * VECTORS + k], COMPUTE)
+                        first = column + k * WIDTH - befores[r]  # the tap at slot 0
+                        if UNIT > 1 and k == 0:
+                            v = tl.where(slot >= -first[:, None], v, IDENTITY)
+                        if UNIT > 1 and k >= FULL:
+                            v = tl.where(slot < (taps_w - first)[:, None], v, IDENTITY)
+                        if WITH_OFFSETS:
+                            number = ((d * kernel_h + h + r) * kernel_w + first)[:, None]
+                            if NANS:
+                                wins = v != v
+                            elif OP == MIN:
+                                wins = v < best
+                            else:
+                                wins = v > best
+                            offset = tl.where(wins, number + slot, offset)
+                        best = better(best, v, OP)
+    return best, offset
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -105,41 +176,16 @@ def segment_forward_kernel(
     slot = tl.arange(0, WIDTH)[None, :]
     vector = slot // UNIT * UNIT
     wait_for_previous()
-    best = tl.full([WINDOWS, WIDTH], IDENTITY, COMPUTE)
-    offset = tl.full([WINDOWS, WIDTH], NO_OFFSET, tl.int32)
-    for d in range(taps_d):
-        for h in range(0, taps_h, ROWS):
-            # Without a loop this is one iteration.
-            for column in range(0, kernel_w + (UNIT - 1) if LOOP else 1, VECTORS * WIDTH):
-                found = ()
-                befores = ()
-                for r in tl.static_range(ROWS):
-                    at = base + d * x_d + (h + r) * x_h
-                    before = (at & (UNIT - 1)).to(tl.int32)
-                    at = tl.multiple_of(at - before, UNIT)[:, None] + (column + slot)
-                    befores = befores + (before[:, None],)
-                    there = live
-                    if ROWS > 1:
-                        there = live & (h + r + window * 0 < taps_h)
-                    there = there[:, None]
-                    for k in tl.static_range(VECTORS):
-                        ok = there
-                        if k >= FULL:
-                            ok = ok & (vector < (before + taps_w - (column + k * WIDTH))[:, None])
-                        found = found + (tl.load(x + at + k * WIDTH, mask=ok, other=IDENTITY),)
-                for r in tl.static_range(ROWS):
-                    for k in tl.static_range(VECTORS):
-                        v = widen(found[r * VECTORS + k], COMPUTE)
-                        tap = column + k * WIDTH + slot - befores[r]
-                        if UNIT > 1 and k == 0:
-                            v = tl.where(tap >= 0, v, IDENTITY)
-                        if UNIT > 1 and k >= FULL:
-                            v = tl.where(tap < taps_w[:, None], v, IDENTITY)
-                        if KIND == 0:
-                            best = better(best, v, OP)
-                        else:
-                            number = (d * kernel_h + h + r) * kernel_w + tap
-                            best, offset = merge(best, offset, v, number, OP, True)
+    given = (x, base, window, live, slot, vector, taps_d, taps_h, taps_w, x_d, x_h, kernel_h, kernel_w)
+    best, offset = _reduce(
+        *given, UNIT, WIDTH, VECTORS, FULL, ROWS, LOOP, WINDOWS, OP, KIND != 0, False, IDENTITY, COMPUTE
+    )
+    if KIND != 0 and COMPUTE.is_floating():
+        if tl.max((best != best).to(tl.int32)) > 0:
+            _, last = _reduce(
+                *given, UNIT, WIDTH, VECTORS, FULL, ROWS, LOOP, WINDOWS, OP, True, True, IDENTITY, COMPUTE
+            )
+            offset = tl.where(best != best, last, offset)
     to = l1 * y_1 + l2 * y_2 + od * y_d + oh * y_h + ow * y_w
     if OP == SUM:
         value = positive_zero(tl.sum(best, 1))
@@ -153,6 +199,13 @@ def segment_forward_kernel(
         value, offset = best_along(best, offset, 1, OP)
         # If no element beats the identity, the first is taken.
         offset = tl.where(offset == NO_OFFSET, 0, offset)
+        if COMPUTE.is_floating():
+            zero = live & (value == 0)
+            if tl.max(zero.to(tl.int32)) > 0:
+                # A zero has the sign of the element at its offset.
+                row = offset // kernel_w
+                at = base + row // kernel_h * x_d + row % kernel_h * x_h + offset % kernel_w
+                value = tl.where(zero, widen(tl.load(x + at, mask=zero, other=0), COMPUTE), value)
         if KIND == INDEX64:
             offset = offset.to(tl.int64)
             d = first_d + offset // kernel_w // kernel_h
