@@ -96,7 +96,10 @@ def test_equal_to_the_oracle(name):
         if case.values.dtype == np.bool_ and "avg" in name:
             continue
         got = run(case, cases.to_torch(case.array()).to(DEVICE))
-        cases.assert_same(tuple(cases.from_torch(t.cpu()) for t in got), case.call_oracle(), case)
+        have, want = tuple(cases.from_torch(t.cpu()) for t in got), case.call_oracle()
+        if "max" in name and len(want) == 1:  # without indices a zero may have either sign
+            have, want = ((np.where(a == 0, np.zeros((), a.dtype), a),) for (a,) in (have, want))
+        cases.assert_same(have, want, case)
         values = rng.uniform(0.5, 3, case.values.shape) if "lp" in name else case.values.astype(np.float64)
         dilation = case.named.get("dilation", 1)
         if not np.isfinite(values).all() or oracle.entries(dilation, case.n) != [1] * case.n:

@@ -184,7 +184,7 @@ def _segments(
         "WIDTH": width,
         "VECTORS": vectors,
         "FULL": full if not loop and least // width >= full else 0,
-        "ROWS": 1 if loop else max(1, 4 // vectors),
+        "ROWS": 1 if loop or single else max(1, 4 // vectors),
         "LOOP": loop,
         "WINDOWS": windows,
         "num_warps": THREADS // 32,

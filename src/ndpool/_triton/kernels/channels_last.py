@@ -15,6 +15,7 @@ from ndpool._triton.kernels.reducers import (
     best_along,
     best_of,
     better,
+    load_or_identity,
     merge,
     positive_zero,
     quotient,
@@ -127,7 +128,7 @@ def channels_last_forward_kernel(
                     there = inside & (start + column < taps_w)
                     if ROWS > 1:
                         there = there & (h + r + column * 0 < taps_h)
-                    found = found + (tl.load(x + at, mask=there, other=IDENTITY),)
+                    found = found + (load_or_identity(x + at, there, IDENTITY, COMPUTE),)
                 for r in tl.static_range(ROWS):
                     v = widen(found[r], COMPUTE)
                     if WITH_OFFSETS:

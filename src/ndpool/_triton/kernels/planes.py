@@ -15,6 +15,7 @@ from ndpool._triton.kernels.reducers import (
     best_along,
     best_of,
     better,
+    load_or_identity,
     merge,
     positive_zero,
     quotient_by_inverse,
@@ -88,7 +89,7 @@ def plane_forward_kernel(
             there = live[:, None]
             if k >= FULL:
                 there = there & (slot // UNIT * UNIT < size + before - k * WIDTH)
-            found = found + (tl.load(at + k * WIDTH, mask=there, other=IDENTITY),)
+            found = found + (load_or_identity(at + k * WIDTH, there, IDENTITY, COMPUTE),)
         value, where = _together(
             found, slot, before, size, WIDTH, UNIT, SHIFTED, PARTS, FULL, OP, KIND, IDENTITY, COMPUTE
         )
@@ -99,7 +100,7 @@ def plane_forward_kernel(
         where = tl.where(where < size, where, NO_OFFSET)
         for start in range(0, size + UNIT - 1, WIDTH):
             there = live[:, None] & (start + slot // UNIT * UNIT < size + before)
-            v = widen(tl.load(at + start, mask=there, other=IDENTITY), COMPUTE)
+            v = widen(load_or_identity(at + start, there, IDENTITY, COMPUTE), COMPUTE)
             # One comparison: as an unsigned number, an element before the plane is huge.
             i = start + slot - before
             v = tl.where(i.to(tl.uint32) < size.to(tl.uint32), v, IDENTITY)

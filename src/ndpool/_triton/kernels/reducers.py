@@ -25,6 +25,16 @@ def widen(v, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def load_or_identity(pointer, ok, IDENTITY: tl.constexpr, COMPUTE: tl.constexpr, EVICT: tl.constexpr = ""):
+    """Elements, and the identity where masked; integers in the compute type."""
+    if COMPUTE.is_floating():
+        return tl.load(pointer, mask=ok, other=IDENTITY, eviction_policy=EVICT)
+    else:
+        # Triton 3.6 fills vectors of 8- and 16-bit integers wrongly if `other` is negative.
+        return tl.where(ok, widen(tl.load(pointer, mask=ok, other=0), COMPUTE), IDENTITY)
+
+
+@triton.jit
 def element(v, OP: tl.constexpr, COMPUTE: tl.constexpr):
     """Elements as the reduction takes them."""
     v = widen(v, COMPUTE)

@@ -16,6 +16,7 @@ from ndpool._triton.kernels.reducers import (
     best_along,
     best_of,
     better,
+    load_or_identity,
     positive_zero,
     quotient,
     quotient_by_inverse,
@@ -76,7 +77,7 @@ def _reduce(
                         ok = there[:, None]
                         if k >= FULL:
                             ok = ok & (vector < (before + taps_w - (column + k * WIDTH))[:, None])
-                        found = found + (tl.load(x + at + k * WIDTH, mask=ok, other=IDENTITY),)
+                        found = found + (load_or_identity(x + at + k * WIDTH, ok, IDENTITY, COMPUTE),)
                 for r in tl.static_range(ROWS):
                     for k in tl.static_range(VECTORS):
                         v = widen(found[r * VECTORS + k], COMPUTE)

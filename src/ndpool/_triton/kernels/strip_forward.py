@@ -25,6 +25,7 @@ from ndpool._triton.kernels.reducers import (
     around_core,
     columns_of,
     element,
+    load_or_identity,
     merge,
     positive_zero,
     quotient,
@@ -56,7 +57,7 @@ def _vector(
     """Neighbouring columns from `column` on, relative to `line`: all of them inside the input, or none."""
     there = within(ok, first + column, size_w)
     at = line[:, None] + (column + tl.arange(0, WIDTH))[None, :]
-    return element(tl.load(at, mask=there[:, None], other=IDENTITY, eviction_policy=EVICT), OP, COMPUTE)
+    return element(load_or_identity(at, there[:, None], IDENTITY, COMPUTE, EVICT), OP, COMPUTE)
 
 
 @triton.jit
@@ -98,12 +99,14 @@ def _columns(
             if i == 0 and SHIFT == VECTOR - 1:
                 # Only the last element of this vector is needed; in the next case only the first.
                 there = within(ok, first + column, size_w)
-                one = element(tl.load(line + (column + SHIFT), mask=there, other=IDENTITY), OP, COMPUTE)
+                one = element(
+                    load_or_identity(line + (column + SHIFT), there, IDENTITY, COMPUTE), OP, COMPUTE
+                )
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             elif i * VECTOR + 1 == LAST:
                 there = within(ok, first + column, size_w)
-                one = element(tl.load(line + column, mask=there, other=IDENTITY), OP, COMPUTE)
+                one = element(load_or_identity(line + column, there, IDENTITY, COMPUTE), OP, COMPUTE)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             else:
@@ -170,7 +173,7 @@ def _channel(
     if EDGES:
         there = within(ok, column, size_w)
     at = (base + column * step)[:, None] + tl.arange(0, VEC)[None, :]
-    return element(tl.load(x + at, mask=there[:, None], other=IDENTITY), OP, COMPUTE)
+    return element(load_or_identity(x + at, there[:, None], IDENTITY, COMPUTE), OP, COMPUTE)
 
 
 @triton.jit
