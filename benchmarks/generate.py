@@ -1,9 +1,9 @@
-"""Writes what the documentation says about speed from the files in ``benchmarks/results``.
+"""Writes the tables and charts of the documentation from the files in ``benchmarks/results``.
 
-``results/NAME.json`` comes from ``ndpool bench --json`` or ``torch_models.py --json``. Its table goes into
-README.md between ``<!-- bench:NAME -->`` and ``<!-- /bench -->``, the chart of the former to
-``results/NAME.svg``. With ``--check`` nothing is written: the exit code is 1 if a file is not what its
-results say.
+``results/NAME.json`` comes from ``ndpool bench --json`` or ``torch_models.py --json``. Its table goes between
+``<!-- bench:NAME -->`` and ``<!-- /bench -->`` in every page that has these marks; its chart, if any, goes to
+``results/NAME.svg``. ``bench:summary`` is the README's table, a few rows of all results, with the chart
+``docs/assets/speed.svg``. With ``--check`` nothing is written; the exit code is 1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -15,19 +15,51 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ndpool._bench import cuda, cuda_report, report, runner
+from ndpool._bench import cuda, cuda_report, random_calls, report, runner
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS: dict[str, Any] = {runner.FORMAT: report, cuda.FORMAT: cuda_report}
+X = "\N{MULTIPLICATION SIGN}"
 
 MODELS = "ndpool models 1"  # as torch_models.py writes them
 
+# The README's table: whole models, then classes of single calls, with the largest and the smallest speedups.
+SUMMARY_MODELS = {
+    "models": (
+        ("SPPF", "inference"),
+        ("ResNet stem and head", "training step"),
+        ("VGG blocks", "training step"),
+    ),
+    "gpu_models": (
+        ("ResNet stem and head, channels-last", "training step"),
+        ("3-D U-Net encoder", "training step"),
+    ),
+}
+SUMMARY_CLASSES = {
+    "cpu": {
+        "max 3x3 s2 NCHW": "max pooling 3x3, stride 2, forward",
+        "global avg": "global average pooling, forward",
+    },
+    "gpu": {"max 3x3 s2 p1, backward": "max pooling 3x3, stride 2, backward"},
+}
+# The README's chart, CPU classes: common layers, and those in which ndpool gains least.
+CHARTED = (
+    "max 2x2 s2 NCHW",
+    "max 3x3 s2 NCHW",
+    "max 5x5 s1",
+    "avg 2x2 s2",
+    "adaptive avg",
+    "global avg",
+    "bwd max",
+)
+CHART = Path("docs", "assets", "speed.svg")
+
 
 def models(document: dict[str, Any]) -> str:
-    """The table of whole models, before and after; of a device also what its memory holds."""
+    """The table of whole models, before and after; for a GPU also the memory."""
     device = any("peak_bytes" in row for row in document["results"])
-    head = ["model", "input", "mode", "PyTorch", "accelerated", "faster"]
-    head += ["kept for backward", "peak of memory"] if device else []
+    head = ["model", "input", "mode", "PyTorch", "accelerated", "speedup"]
+    head += ["saved for backward", "peak memory"] if device else []
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in document["results"]:
         before, after = (f"{row[who]['median_s'] * 1e3:.1f} ms" for who in ("torch", "ndpool"))
@@ -36,32 +68,66 @@ def models(document: dict[str, Any]) -> str:
         if device:
             kept, peak = row.get("saved_for_backward_bytes"), row["peak_bytes"]
             cells.append(" to ".join(f"{kept[who] / 2**20:.0f}" for who in kept) + " MiB" if kept else "-")
-            # Both ran in one process: what else it held is the same, and left out.
+            # Both ran in one process: its other memory is the same for both, and cancels.
             cells.append(f"{(peak['ndpool'] - peak['torch']) / 2**20:+.0f} MiB")
         lines.append(f"| {' | '.join(cells)} |")
-    threads = "" if device else f", {document['threads']['torch']} threads"
-    about = f"{document['processor']}{threads}, PyTorch {document['versions']['torch']}"
-    return "\n".join([*lines, "", about])
+    return "\n".join([*lines, "", f"{models_machine(document)}, PyTorch {document['versions']['torch']}"])
+
+
+def models_machine(document: dict[str, Any]) -> str:
+    """Processor or GPU, and the threads of the former."""
+    threads = document.get("threads")
+    return f"{document['processor']}, {threads['torch']} threads" if threads else str(document["processor"])
+
+
+def summary(documents: dict[str, dict[str, Any]]) -> str:
+    """The README's table: speedups of a few models and classes of every results file."""
+    lines = [f"| | runs on | {X} PyTorch | {X} fastest alternative |", "|---|---|---|---|"]
+    for name, chosen in SUMMARY_MODELS.items():
+        rows = {(row["model"], row["mode"]): row for row in documents[name]["results"]}
+        for model, mode in chosen:
+            device = documents[name]["processor"]
+            lines.append(f"| {model}, {mode} | {device} | {rows[model, mode]['speedup']:.2f} | |")
+    for name, titles in SUMMARY_CLASSES.items():
+        document = documents[name]
+        device = document["device"] if "device" in document else document["machine"]["cpu"]
+        ranges = REPORTS[document["format"]].speedups(document)
+        lines += [f"| {title} | {device} | {' | '.join(ranges[group])} |" for group, title in titles.items()]
+    cpu, gpu = documents["models"], documents["gpu_models"]
+    machines = (
+        f"{models_machine(cpu)}, PyTorch {cpu['versions']['torch']}, float32; "
+        f"{models_machine(gpu)}, PyTorch {gpu['versions']['torch']}, models with bfloat16 autocast."
+    )
+    return "\n".join([*lines, "", machines])
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """Every file that follows from results, with the text that it must have."""
-    readme = root / "README.md"
-    files = {readme: readme.read_text(encoding="utf-8")}
-    for path in sorted((root / "benchmarks" / "results").glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
+    """Every generated file with the text that it must have."""
+    pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    files = {page: page.read_text(encoding="utf-8") for page in pages}
+    paths = sorted((root / "benchmarks" / "results").glob("*.json"))
+    documents = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    tables = {}
+    for path in paths:
+        document = documents[path.stem]
         if document.get("format") in REPORTS:
-            told = REPORTS[document["format"]]
-            files[path.with_suffix(".svg")] = told.chart(document)
-            text = told.markdown(document)
+            kind = REPORTS[document["format"]]
+            files[path.with_suffix(".svg")] = kind.chart(document)
+            tables[path.stem] = kind.markdown(document)
         elif document.get("format") == MODELS:
-            text = models(document)
-        else:
-            continue  # results of another benchmark
-        begin, end = f"<!-- bench:{path.stem} -->", "<!-- /bench -->"
+            tables[path.stem] = models(document)
+        elif document.get("format") == random_calls.FORMAT:
+            tables[path.stem] = random_calls.markdown(document)
+            tables[f"{path.stem} in short"] = random_calls.sentence(document)
+    if {*SUMMARY_MODELS, *SUMMARY_CLASSES} <= tables.keys():
+        tables["summary"] = summary(documents)
+        files[root / CHART] = report.chart(documents["cpu"], CHARTED)
+    for name, text in tables.items():
+        begin, end = f"<!-- bench:{name} -->", "<!-- /bench -->"
         block = f"{begin}\n{text}\n{end}"
         marked = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-        files[readme] = marked.sub(lambda _, block=block: block, files[readme])
+        for page in pages:
+            files[page] = marked.sub(lambda _, block=block: block, files[page])
     return files
 
 

@@ -20,8 +20,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "call_cache.h"
 #include "kernels.h"
-#include "memo.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -586,7 +586,7 @@ private:
 class Call {
 public:
   Call(nb::object plan, int op, const nb::tuple& x, const nb::tuple& y, int type,
-       const std::vector<int>& axes, int extra_kind, bool divide, bool backward)
+       const std::vector<int>& axes, int extra_kind, bool divide, bool backward, int64_t divisor, double norm)
       : plan_(std::move(plan)) {
     const Dtype dtype = Dtype(type);
     const Extra kind = Extra(extra_kind);
@@ -595,8 +595,9 @@ public:
     if (kind != Extra::none) eb.emplace(backward ? x : y, extra_types[extra_kind], true);
     const Plan& windows = nb::cast<const Plan&>(plan_);
     const Buffer* extra = eb ? &*eb : nullptr;
-    work_ = backward ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, 0, 0)
-                     : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, 0, 0);
+    work_ = backward
+                ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, divisor, norm)
+                : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, divisor, norm);
     const Buffer* buffers[] = {&xb, &yb, extra};
     items_[0] = items_[1] = item_size(dtype);
     items_[2] = item_size(extra_types[extra_kind]);
@@ -805,13 +806,16 @@ NB_MODULE(_core, m) {
       .def_prop_ro("taps", &Plan::taps);
   nb::class_<Call>(m, "Call")
       .def(nb::init<nb::object, int, const nb::tuple&, const nb::tuple&, int, const std::vector<int>&, int,
-                    bool, bool>(),
-           "plan"_a, "op"_a, "x"_a, "y"_a, "type"_a, "axes"_a, "extra_kind"_a, "divide"_a, "backward"_a)
+                    bool, bool, int64_t, double>(),
+           "plan"_a, "op"_a, "x"_a, "y"_a, "type"_a, "axes"_a, "extra_kind"_a, "divide"_a, "backward"_a,
+           "divisor"_a = 0, "norm"_a = 0.0)
       .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none());
-  nb::class_<Memo>(m, "Memo")
+  nb::class_<CallCache>(m, "CallCache")
       .def(nb::init<>())
-      .def("get", &Memo::get, "fn"_a, "x"_a, "window"_a)
-      .def("put", &Memo::put, "fn"_a, "x"_a, "window"_a, "value"_a);
+      .def("get", &CallCache::get, "function"_a, "x"_a, "arguments"_a, "indices"_a)
+      .def("put", &CallCache::put, "function"_a, "x"_a, "arguments"_a, "indices"_a, "value"_a)
+      .def("clear", &CallCache::clear)
+      .def("__len__", &CallCache::size);
   m.def("set_recording", &set_recording, "on"_a);
   m.def("recorded", &recorded);
   m.def("set_serial_bytes", [](int64_t n) { return serial_bytes.exchange(n); }, "n"_a);

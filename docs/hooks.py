@@ -1,9 +1,8 @@
-"""What mkdocs does beyond its plugins: pictures from code, tables from results, and no outside references.
+"""What mkdocs does beyond its plugins: pictures from code, a table of all cases, no outside references.
 
 - ``![words](plot:windows(6, 3))`` becomes two SVG files, light and dark, drawn by that call of `ndpool.plot`.
-- ``<!-- bench:NAME -->`` becomes the table under this mark in README.md, made by `benchmarks/generate.py`.
-- ``<!-- bench:rest -->`` becomes those that the page does not have yet, each with the sentence before it.
-- ``<!-- cases:NAME -->`` becomes a table of every case in ``benchmarks/results/NAME.json``.
+- ``<!-- cases:NAME -->`` becomes a table of every case in ``benchmarks/results/NAME.json``; shorter tables
+  are written into the pages by `benchmarks/generate.py`.
 - ``<iframe src="FILE" data-state="STATE"`` gets its file: the explorer's page of that state.
 - A built page that asks another host for a script, style, font or image fails the build.
 """
@@ -31,7 +30,6 @@ from ndpool._explore.page import page as explorer_page
 ROOT = Path(__file__).resolve().parents[1]
 X = "\N{MULTIPLICATION SIGN}"
 PLOT = re.compile(r"^!\[(?P<words>[^\]]+)\]\(plot:(?P<call>.+)\)$", re.MULTILINE)
-BENCH = re.compile(r"<!-- bench:(?P<name>[\w-]+) -->")
 CASES = re.compile(r"^(?P<indent> *)<!-- cases:(?P<name>[\w-]+) -->$", re.MULTILINE)
 STATE = re.compile(r'<iframe src="(?P<path>[^"]+)" data-state="(?P<state>[^"]+)"')
 STYLE_URL = re.compile(r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")\s]+)")
@@ -73,26 +71,6 @@ def _factor(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def bench(name: str) -> str:
-    """A generated table of README.md, and its chart where there is one."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    found = re.search(rf"<!-- bench:{name} -->\n(.*?)<!-- /bench -->", text, re.DOTALL)
-    if found is None:
-        raise PluginError(f"README.md has no table bench:{name}")
-    path = ROOT / "benchmarks" / "results" / f"{name}.json"
-    if not path.with_suffix(".svg").exists():
-        return found.group(1)
-    return f"{found.group(1)}\n![Chart of the classes above](plot:benchmark(RESULTS / {path.name!r}))\n"
-
-
-def rest(markdown: str) -> str:
-    """The tables of README.md that a page has not, under the paragraph that leads to them."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    leads = re.findall(r"\n\n([^\n<#!](?:(?!\n\n)[^<#])*)\n\n<!-- bench:([\w-]+) -->", text)
-    missing = [(lead, name) for lead, name in leads if f"<!-- bench:{name} -->" not in markdown]
-    return "\n\n".join(f"{lead}\n\n<!-- bench:{name} -->" for lead, name in missing)
-
-
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Put pictures and tables into a page."""
 
@@ -109,8 +87,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     for match in STATE.finditer(markdown):
         files.append(File.generated(config, match["path"], content=explorer_page(match["state"])))
-    markdown = markdown.replace("<!-- bench:rest -->", rest(markdown))
-    markdown = BENCH.sub(lambda match: bench(match["name"]), markdown)
     markdown = CASES.sub(lambda match: indent(cases(match["name"]), match["indent"]), markdown)
     return PLOT.sub(picture, markdown)
 

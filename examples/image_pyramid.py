@@ -1,6 +1,7 @@
-"""Builds a mean pyramid of an image: every level has half the size of the one before, down to one pixel.
+"""Build a mean pyramid of an image: every level has half the size of the previous one, down to one pixel.
 
-Partial windows at the border are kept and average the pixels that they hold, so odd sizes lose nothing.
+With `ceil_mode`, partial windows at the border average the pixels that they contain, so odd sizes lose
+nothing.
 """
 
 import numpy as np
@@ -9,7 +10,7 @@ import ndpool
 
 
 def synthetic_image(height: int, width: int) -> np.ndarray:
-    """Return rings and a ramp: fine detail that disappears level by level, and a shape that stays."""
+    """Return rings on a ramp: detail that disappears level by level, and a gradient that remains."""
     y, x = np.mgrid[0:height, 0:width]
     rings = np.sin(np.hypot(y - height / 2, x - width / 2) / 9)
     return (rings + x / width).astype(np.float32)
@@ -24,7 +25,7 @@ def mean_pyramid(image: np.ndarray) -> list[np.ndarray]:
 
 
 def main() -> None:
-    """Print the levels, and one of them as a picture."""
+    """Print the sizes of the levels, and one level as characters."""
     shades = " .:-=+*#%@"
     levels = mean_pyramid(synthetic_image(180, 250))
     for number, level in enumerate(levels):

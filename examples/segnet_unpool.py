@@ -1,7 +1,7 @@
-"""The pooling of a SegNet: an encoder pools and keeps the indices, the decoder unpools with them in reverse.
+"""Pooling in SegNet: the encoder pools and keeps the indices, the decoder unpools with them in reverse order.
 
-After the way down and back up every surviving value stands exactly where it stood in the input, which is
-what lets such a network draw sharp borders. `output_size` tells odd sizes from the even ones that pool alike.
+After unpooling, every maximum is back at its original position in the input, which gives such networks sharp
+borders. `output_size` is needed because odd and even input sizes can pool to the same size.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ UNPOOL = nn.MaxUnpool2d(2)
 
 
 def main() -> None:
-    """Pool three times, unpool three times, and check that every value came back."""
+    """Pool three times, unpool three times, and check that every value is back at its position."""
     x = np.random.default_rng(0).random((1, 4, 45, 60), dtype=np.float32) + 1
 
     features, trail = x, []
@@ -31,10 +31,8 @@ def main() -> None:
 
     kept = features > 0
     if not (np.array_equal(features[kept], x[kept]) and np.array_equal(np.sort(features[kept]), values)):
-        raise SystemExit("a value did not come back to its place")
-    print(
-        f"\nall {values.size} values stand where they came from, the other {np.sum(~kept)} positions hold 0"
-    )
+        raise SystemExit("a value is not at its original position")
+    print(f"\nall {values.size} values are at their original positions, the other {np.sum(~kept)} are 0")
 
 
 if __name__ == "__main__":

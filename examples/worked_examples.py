@@ -1,4 +1,4 @@
-"""Runs and prints the worked examples and checks what they give, as `ndpool demo` does."""
+"""Run, check and print the worked examples, like `ndpool demo`."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Differential fuzzing: random calls of ndpool against the definition, in child processes; `make fuzz`."""
+"""Differential fuzzing: random calls of ndpool compared with a reference, in child processes; `make fuzz`."""

@@ -1,4 +1,4 @@
-"""Run random calls for some time in child processes, count them, and report what failed with its seed."""
+"""Run random calls in child processes, count them, and report failures with their seeds."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SHOWN = 25  # failures reported in full
 
 
 class Worker:
-    """A child process and what is known of it."""
+    """A child process and its state."""
 
     def __init__(self, module: str, seed: int, first: int, step: int, stop: int) -> None:
         self.seed, self.step, self.stop = seed, step, stop
-        self.number, self.case = first - step, ""  # the case that runs
+        self.number, self.case = first - step, ""  # the running case
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *map(str, (seed, first, step, stop))],
@@ -39,25 +39,25 @@ class Worker:
         os.set_blocking(self.process.stdout.fileno(), False)
         self.rest = b""
         self.recent: deque[int] = deque(maxlen=30)
-        self.moved = time.monotonic()
+        self.last_progress = time.monotonic()
 
     def lines(self) -> tuple[list[str], bool]:
-        """What it wrote since, and whether it is at its end."""
+        """The lines written since the last call, and whether the output has ended."""
         assert self.process.stdout is not None
         found = os.read(self.process.stdout.fileno(), 1 << 16)
         *whole, self.rest = (self.rest + found).split(b"\n")
-        self.moved = time.monotonic()
+        self.last_progress = time.monotonic()
         return [line.decode() for line in whole], not found
 
     def end(self) -> int:
-        """End the process if it still runs; its exit status."""
+        """Kill the process if it is still running, and return its exit status."""
         if self.process.poll() is None:
             self.process.kill()
         status = self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.errors.seek(0)
-        self.last_words = self.errors.read().partition("Extension modules")[0][-2000:]
+        self.error_output = self.errors.read().partition("Extension modules")[0][-2000:]
         self.errors.close()
         return status
 
@@ -76,24 +76,24 @@ class Run:
         self.selector = selectors.DefaultSelector()
 
     def start(self, first: int) -> None:
-        """A new worker from this case on."""
+        """Start a worker at this case."""
         if first < self.stop:
             worker = Worker(self.module, self.seed, first, self.n_workers, self.stop)
             self.selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
 
-    def fail(self, worker: Worker, told: str) -> None:
-        """Report a failure."""
-        told = f"{worker.case}\n    {told}"
-        if self.ignore and re.search(self.ignore, told):
+    def fail(self, worker: Worker, message: str) -> None:
+        """Record and print a failure."""
+        message = f"{worker.case}\n    {message}"
+        if self.ignore and re.search(self.ignore, message):
             self.ignored += 1
             return
         case = case_seed(self.seed, worker.number)
-        self.failures.append((case, told))
+        self.failures.append((case, message))
         if len(self.failures) <= SHOWN:
-            print(f"FAILED case {case}: {told}", flush=True)
+            print(f"FAILED case {case}: {message}", flush=True)
 
     def read(self, worker: Worker) -> bool:
-        """Take what a worker wrote; False at its end."""
+        """Read the output of a worker; False if it has ended."""
         lines, ended = worker.lines()
         for line in lines:
             word, _, rest = line.partition(" ")
@@ -103,15 +103,15 @@ class Run:
                 worker.recent.append(case_seed(self.seed, worker.number))
             elif word == "end":
                 self.cases += 1
-                told: dict[str, Any] = json.loads(rest)
-                for kind, values in told["tags"].items():
+                result: dict[str, Any] = json.loads(rest)
+                for kind, values in result["tags"].items():
                     self.counts[kind].update(values)
-                if "failure" in told:
-                    self.fail(worker, told["failure"])
+                if "failure" in result:
+                    self.fail(worker, result["failure"])
         return not ended
 
-    def lost(self, worker: Worker, why: str = "") -> None:
-        """A worker is gone: if it was not done, report its case and go on with the next one."""
+    def finish(self, worker: Worker, why: str = "") -> None:
+        """Handle the end of a worker: if it was not done, report its case and continue with the next."""
         self.selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
         status = worker.end()
         if status == 0 and not why:
@@ -119,42 +119,42 @@ class Run:
         kind = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         self.cases += 1
         if not why:
-            why = f"the process ended with {kind}\n{worker.last_words}{self.again(worker)}"
+            why = f"the process ended with {kind}\n{worker.error_output}{self.rerun_alone(worker)}"
         self.fail(worker, why)
         if worker.number >= 0:
             self.start(worker.number + worker.step)
 
-    def again(self, worker: Worker) -> str:
-        """Whether a case that ended its process does so alone; if not, memory was damaged before it."""
+    def rerun_alone(self, worker: Worker) -> str:
+        """Whether a crashing case crashes alone; if not, an earlier case corrupted memory."""
         alone = Worker(self.module, self.seed, worker.number, 1, worker.number + 1)
         try:
             status = alone.process.wait(self.hang)
         except subprocess.TimeoutExpired:
-            return "    alone it does not end"
+            return "    alone the case hangs"
         finally:
             alone.end()
         if status:
-            return "    so it does alone"
-        return f"    alone it does not; cases before it: {' '.join(map(str, worker.recent))}"
+            return "    the case also fails alone"
+        return f"    the case passes alone; cases before it: {' '.join(map(str, worker.recent))}"
 
     def run(self) -> None:
-        """Until the time is over or all cases are done."""
-        begun = time.monotonic()
+        """Run until the time is over or all cases are done."""
+        started = time.monotonic()
         for first in range(self.n_workers):
             self.start(first)
-        while self.selector.get_map() and time.monotonic() - begun < self.seconds:
+        while self.selector.get_map() and time.monotonic() - started < self.seconds:
             for key, _ in self.selector.select(timeout=1):
                 if not self.read(key.data):
-                    self.lost(key.data)
+                    self.finish(key.data)
             for key in list(self.selector.get_map().values()):
-                if time.monotonic() - key.data.moved > self.hang:
-                    self.lost(key.data, f"no progress for {self.hang:.0f} seconds")
+                if time.monotonic() - key.data.last_progress > self.hang:
+                    self.finish(key.data, f"no progress for {self.hang:.0f} seconds")
         for key in list(self.selector.get_map().values()):
             key.data.end()
-        self.report(time.monotonic() - begun)
+        self.report(time.monotonic() - started)
 
     def report(self, seconds: float) -> None:
-        """Counts, and the failures by seed."""
+        """Print the counts, and the seeds of the failures."""
         for kind, counted in self.counts.items():
             print(f"{kind}: " + ", ".join(f"{name} {n}" for name, n in counted.most_common()))
         rate = self.cases / max(seconds, 1e-9)
@@ -167,14 +167,14 @@ class Run:
 
 
 def main() -> int:
-    """The command."""
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, help="of the run; random and printed if not given")
-    parser.add_argument("--cases", type=int, help="stop after so many, whatever the time")
+    parser.add_argument("--seed", type=int, help="seed of the run (default: random, printed)")
+    parser.add_argument("--cases", type=int, help="number of cases to run, instead of --seconds")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--ignore", default="", help="a regular expression: failures that are known already")
-    parser.add_argument("--case", type=int, help="rerun one case and print a program that repeats it")
+    parser.add_argument("--ignore", default="", help="regular expression of known failures")
+    parser.add_argument("--case", type=int, help="rerun one case and print a program that reproduces it")
     options = parser.parse_args()
     if options.case is not None:
         from fuzz.show import rerun
@@ -191,7 +191,7 @@ def main() -> int:
     )
     run.run()
     if not run.cases:
-        print("no case was run: more seconds are needed")
+        print("no case was run: increase --seconds")
     return 1 if run.failures or not run.cases else 0
 
 

@@ -1,4 +1,4 @@
-"""Makes the calls of a case: arrays or tensors in fenced memory in, NumPy arrays out."""
+"""Runs the calls of a case: inputs are arrays or tensors in fenced memory, results are NumPy arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import ndpool
-from cases import from_torch, to_torch
+from cases import as_tuple, from_torch, to_torch
 from fences import Layout, Memory, lay
 from fuzz.case import Case
 from oracle import Array
@@ -24,7 +24,7 @@ LAYERS = {
 
 
 def convert(value: Any, framework: str) -> Any:
-    """An argument as the framework takes it."""
+    """An argument converted for the framework."""
     if framework == "torch" and isinstance(value, np.ndarray):
         return to_torch(value)
     return value
@@ -38,7 +38,7 @@ def memory(case: Case, values: Array, layout: Layout | None, end: str) -> Memory
 
 
 def invoke(case: Case, x: Any, indices: Any = None, **more: Any) -> Any:
-    """The call itself, on an array or tensor."""
+    """Call the function or layer of the case."""
     framework = case.framework
     kwargs = {key: convert(value, framework) for key, value in (case.kwargs | more).items()}
     if framework == "torch" and "dtype" in kwargs:
@@ -48,19 +48,18 @@ def invoke(case: Case, x: Any, indices: Any = None, **more: Any) -> Any:
     first = (x,) if case.indices is None else (x, indices)
     if case.layer:
         family, n = case.function[:-2], case.function[-2:]
-        room = ndpool.torch if framework == "torch" else ndpool.nn
+        module = ndpool.torch if framework == "torch" else ndpool.nn
         samples = kwargs.pop("_random_samples", None)
         options = {"_random_samples": samples} if samples is not None else {}
         output_size = kwargs.pop("output_size", None) if case.indices is not None else None
-        layer = getattr(room, LAYERS[family] + n)(**kwargs, **options)
+        layer = getattr(module, LAYERS[family] + n)(**kwargs, **options)
         return layer(*first, output_size=output_size) if output_size is not None else layer(*first)
     return getattr(ndpool, case.function)(*first, **kwargs)
 
 
 def arrays(result: Any) -> tuple[Array, ...]:
     """The results as NumPy arrays."""
-    found = result if isinstance(result, tuple) else (result,)
-    return tuple(a if isinstance(a, np.ndarray) else from_torch(a) for a in found)
+    return tuple(a if isinstance(a, np.ndarray) else from_torch(a) for a in as_tuple(result))
 
 
 def run(
@@ -71,7 +70,7 @@ def run(
     indices: Array | None = None,
     **more: Any,
 ) -> tuple[Array, ...]:
-    """Lay the values out, call, and look that nothing but the results changed."""
+    """Place the values in memory, call, and check that the inputs did not change."""
     x = memory(case, values, layout, end)
     if case.readonly:
         x.array.flags.writeable = False

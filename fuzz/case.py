@@ -1,4 +1,4 @@
-"""A case: one call with its values, memory layouts and variations, drawn by `draw.py` or written down."""
+"""A case: one call with its values, memory layouts and variations, drawn by `draw.py` or given explicitly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rng = np.random.Generator
 
 @dataclass
 class Case:
-    """One call, and how it is varied."""
+    """One call and its variations."""
 
     seed: int
     function: str
@@ -31,7 +31,7 @@ class Case:
     kwargs: dict[str, Any]
     plans: list[Plan] = field(default_factory=list)  # one, or one per plane
     norm: float = 0
-    taps: int = 0  # of a whole window, which Lp pooling counts
+    taps: int = 0  # that Lp pooling scales a clipped window up to
     end: str = ""
     threads: int = 1
     isa: int = 0
@@ -42,13 +42,13 @@ class Case:
     out_end: str = ""
     result_end: str = ""
     gradient: bool = False
-    usual: bool = False  # a layer of a network
+    usual: bool = False  # a typical layer of a network
     grad_layout: Layout = field(default_factory=lambda: packed(0))
     indices: Array | None = None  # of unpooling
     indices_layout: Layout | None = None
-    sizes: tuple[int, ...] = ()  # of the result of unpooling and fractional pooling
+    sizes: tuple[int, ...] = ()  # output sizes of unpooling and fractional pooling
     others: tuple[int, int, Layout] | None = None  # threads, instruction set and layout of a second call
-    illegal: int = 0  # a seed; 0 where the arguments are legal
+    illegal: int = 0  # seed of an illegal argument; 0 if the arguments are legal
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -57,12 +57,12 @@ class Case:
 
     @property
     def dtype(self) -> DType:
-        """The type of the input."""
+        """The dtype of the input."""
         return self.values.dtype
 
     @property
-    def picks(self) -> bool:
-        """Whether the result is one of the elements: exact, any type, with indices."""
+    def has_index(self) -> bool:
+        """Whether the reduction selects an element: exact, any dtype, with indices."""
         return self.reduce in ("max", "min")
 
     def __str__(self) -> str:
@@ -111,7 +111,8 @@ def given(function: str, values: Array, framework: str = "numpy", **kwargs: Any)
         window = oracle.entries(sizes_of, len(sizes))
         names = ("stride", "padding", "dilation", "ceil_mode")
         options = {name: kwargs[name] for name in names if name in kwargs}
-        case.plans, case.taps = [oracle.sliding_plan(sizes, window, **options)], prod(window)
+        case.plans = [oracle.sliding_plan(sizes, window, **options)]
+        case.taps = 0 if case.function == "pool" else prod(window)  # the general function does not scale
     case.others = (1, 0, packed(values.ndim))
     case.grad_layout = packed(values.ndim)
     return case
@@ -128,7 +129,7 @@ def given_unpool(values: Array, indices: Array, sizes: tuple[int, ...], framewor
 
 
 def draw_layout(rng: Rng, ndim: int, negative: bool = True, writable: bool = False) -> Layout:
-    """How an array lies in memory."""
+    """A random memory layout."""
     layout = packed(ndim)
     if ndim == 0 or chance(rng, 0.3):
         return layout
@@ -169,7 +170,7 @@ def draw_layout(rng: Rng, ndim: int, negative: bool = True, writable: bool = Fal
 
 
 def repeated(values: Array, layout: Layout) -> Array:
-    """The values as a broadcast layout holds them: the first along its axes stands for all."""
+    """The values that a broadcast layout represents: the first along each broadcast axis, repeated."""
     if not any(layout.broadcast) or not values.size:
         return values
     first = tuple(slice(0, 1) if b else slice(None) for b in layout.broadcast)

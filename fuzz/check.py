@@ -1,6 +1,6 @@
-"""Checks one case: results against the definition, and the same bits for every way to the same answer.
+"""Checks one case: results equal the reference, and variations of the call give bitwise identical results.
 
-A failure is an AssertionError that says what differed. A crash has no words; the parent process reports it.
+A failure is an AssertionError that says what differs. The parent process reports crashes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oracle import Array, counts, is_float
 
 
 class Want(NamedTuple):
-    """The answer: values, how far each may be off (None: not at all), indices of max and min."""
+    """The expected result: values, the allowed error of each (None: exact), indices of max and min."""
 
     values: Array
     slack: Array | None
@@ -28,7 +28,7 @@ class Want(NamedTuple):
 
 
 def expected(case: Case) -> Want:
-    """The answer by definition."""
+    """The reference result."""
     if case.indices is not None:
         return Want(reference.unpool(case.values, case.indices, case.sizes, case.axes), None, None)
     flat, lead = reference.planes(case.values, case.axes)
@@ -52,23 +52,25 @@ def expected(case: Case) -> Want:
 
 
 def reduced(case: Case, flat: Array, windows: reference.Table) -> tuple[tuple[Array, Any], Any]:
-    """The answer for planes, and its slack."""
+    """The reference result for planes, and its allowed error."""
     plan, dtype, kwargs = case.plans[0], case.dtype, case.kwargs
     real = is_float(dtype)
-    if case.picks:
+    if case.has_index:
         return reference.select(flat, windows, case.reduce == "min"), None
     if abs(case.norm) == inf:
         return (reference.select(np.abs(flat), windows, case.norm < 0)[0], None), None
-    asked = np.dtype(kwargs["dtype"]) if "dtype" in kwargs else None
+    requested = np.dtype(kwargs["dtype"]) if "dtype" in kwargs else None
     padded = kwargs.get("count_include_pad", True)
     with np.errstate(all="ignore"):
         if case.reduce == "lp":
             share = counts(plan, padded).ravel() if case.taps else None
-            result = asked or (dtype if real else np.dtype(np.float32))
-            want = reference.power_mean(flat, windows, case.norm, case.taps, share)
+            if not case.taps:  # a true norm
+                flat = np.abs(flat.astype(np.int64) if dtype.kind == "i" else flat)
+            result = requested or (dtype if real else np.dtype(np.float32))
+            want = reference.lp_norm(flat, windows, case.norm, case.taps, share)
             size = np.abs(flat.astype(np.float64))
-            magnitude = reference.power_mean(size, windows, float(case.norm), case.taps, share)
-            # The kernel computes in the narrower of the two types.
+            magnitude = reference.lp_norm(size, windows, float(case.norm), case.taps, share)
+            # The kernel computes in the narrower of the two dtypes.
             rounded = min(result, dtype if real else result, key=lambda d: d.itemsize)
             slack = reference.norm_slack(want, magnitude, windows.taps, rounded, case.norm)
             return (want.astype(result), None), slack
@@ -76,12 +78,12 @@ def reduced(case: Case, flat: Array, windows: reference.Table) -> tuple[tuple[Ar
         magnitude = reference.total(np.abs(flat.astype(np.float64)), windows)
         if case.reduce == "avg":
             override = kwargs.get("divisor_override")
-            divisor = reference.averaged_over(plan, padded and "adaptive" not in case.function, override)
+            divisor = reference.divisors(plan, padded and "adaptive" not in case.function, override)
             magnitude = magnitude / np.abs(divisor)
-            want = reference.divided(sums.astype(np.float64) if asked else sums, divisor)
-            result = asked or dtype
+            want = reference.divided(sums.astype(np.float64) if requested else sums, divisor)
+            result = requested or dtype
         else:
-            want, result = sums, asked or (dtype if real else sums.dtype)
+            want, result = sums, requested or (dtype if real else sums.dtype)
         if not is_float(result):
             return (want.astype(result), None), None
         want = want.astype(np.float64)
@@ -92,7 +94,7 @@ def reduced(case: Case, flat: Array, windows: reference.Table) -> tuple[tuple[Ar
 
 
 def same(a: Array, b: Array, zeros: bool) -> Array:
-    """Where two arrays have the same bits, any NaN with any other; `zeros`: of both signs, too."""
+    """Where two arrays are bitwise equal; all NaNs are equal, and with `zeros` both signs of zero."""
     if not is_float(a.dtype):
         bits = f"u{a.dtype.itemsize}"
         return np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)
@@ -129,21 +131,21 @@ def compare(what: str, got: tuple[Array, ...], want: Want) -> None:
 
 
 def equal(what: str, got: tuple[Array, ...], first: tuple[Array, ...]) -> None:
-    """Fail unless two ways gave the same bits."""
+    """Fail unless two calls gave bitwise identical results."""
     for have, need in zip(got, first, strict=True):
         alike(what, have, need, zeros=len(got) == 1)
 
 
-def settle(threads: int, isa: int) -> None:
-    """Choose the number of threads and the instruction set."""
+def configure(threads: int, isa: int) -> None:
+    """Set the number of threads and the instruction set."""
     ndpool.set_num_threads(threads)
     name = core.isa_names()[isa]
     assert core.set_isa(name)
 
 
 def check(case: Case) -> None:
-    """Run a case in all its ways."""
-    settle(case.threads, case.isa)
+    """Run a case with all its variations."""
+    configure(case.threads, case.isa)
     with poisoned_results(lambda: case.result_end):
         if case.illegal:
             from fuzz.illegal import check_illegal
@@ -153,9 +155,9 @@ def check(case: Case) -> None:
         first = run(case, case.values, case.layout, case.end, case.indices)
         compare("result", first, want)
         vary(case, first)
-        piece(case, first)
+        check_parts(case, first)
         if case.out:
-            written(case, first)
+            check_out(case, first)
         if case.gradient:
             from fuzz.gradient import check_gradient
 
@@ -163,17 +165,17 @@ def check(case: Case) -> None:
 
 
 def vary(case: Case, first: tuple[Array, ...]) -> None:
-    """Another layout, number of threads and instruction set."""
+    """Call again with another layout, number of threads and instruction set."""
     assert case.others is not None
     threads, isa, layout = case.others
-    settle(threads, isa)
+    configure(threads, isa)
     got = run(case, case.values, layout, case.end, case.indices)
     equal(f"with layout {layout.tags}, {threads} threads, {core.isa()}", got, first)
-    settle(case.threads, case.isa)
+    configure(case.threads, case.isa)
 
 
-def piece(case: Case, first: tuple[Array, ...]) -> None:
-    """Parts of the input pooled alone give parts of the result."""
+def check_parts(case: Case, first: tuple[Array, ...]) -> None:
+    """Pooling a part of the input gives the part of the result."""
     rng = np.random.default_rng(case.seed)
     lead = [a for a in range(len(case.shape)) if a not in case.axes and case.shape[a] > 1]
     if lead and len(case.plans) < 2 and "_random_samples" not in case.kwargs:
@@ -196,14 +198,14 @@ def piece(case: Case, first: tuple[Array, ...]) -> None:
     axis, windows = case.axes[o], case.plans[0][o]
     begin = int(rng.integers(len(windows)))
     end = int(rng.integers(begin, len(windows))) + 1
-    taken = slice(windows[begin].positions[0], windows[end - 1].positions[-1] + 1)
-    part, outs = ((slice(None),) * axis + (s,) for s in (taken, slice(begin, end)))
+    needed = slice(windows[begin].positions[0], windows[end - 1].positions[-1] + 1)
+    part, outs = ((slice(None),) * axis + (s,) for s in (needed, slice(begin, end)))
     got = run(case, case.values[part], None, case.end)
     equal(f"outputs {begin}:{end} of axis {axis} alone", got, tuple(a[outs] for a in first))
 
 
-def written(case: Case, first: tuple[Array, ...]) -> None:
-    """Results written into given memory, and nothing beside it."""
+def check_out(case: Case, first: tuple[Array, ...]) -> None:
+    """Calls with `out` write the results there, and nothing next to it."""
     assert case.out is not None
     targets = [
         Memory(a.shape, a.dtype, layout, case.out_end).keep()
@@ -213,7 +215,7 @@ def written(case: Case, first: tuple[Array, ...]) -> None:
     given = [convert(t.array, case.framework) for t in targets]
     out = tuple(given) if len(given) == 2 else given[0]
     if len(given) == 2 and case.framework == "torch" and not prod(first[0].shape):
-        return  # tensors without memory share it
+        return  # empty tensors share their null address
     result = invoke(case, convert(x.array, case.framework), out=out)
     x.check("the input")
     for target in targets:
@@ -224,7 +226,7 @@ def written(case: Case, first: tuple[Array, ...]) -> None:
 
 
 def tags(case: Case) -> dict[str, list[str]]:
-    """What a case was about, for the counts."""
+    """The properties of a case, for the counts."""
     found = {
         "function": [case.function],
         "reduction": [case.reduce],

@@ -1,6 +1,6 @@
-"""Draws one call from one integer: function, arguments, values, memory layout, threads and instruction set.
+"""Draws one call from a seed: function, arguments, values, memory layout, threads and instruction set.
 
-The same seed always gives the same case. Arguments are legal here; `illegal.py` breaks them.
+The same seed always gives the same case. Arguments are legal; `illegal.py` makes them illegal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import oracle
-from cases import BOOL, DTYPES, chance, draw_floats, draw_whole, pick, spell, unpool_sizes
+from cases import BOOL, DTYPES, chance, draw_floats, draw_integers, pick, spell, unpool_sizes
 from fences import ENDS, packed
 from fuzz import reference
 from fuzz.case import Case, Rng, draw_layout, repeated
@@ -60,7 +60,7 @@ NAMED = [
 ]
 GENERAL = ["pool"] * 8 + ["adaptive_pool"] * 3 + ["unpool"]
 REDUCTIONS = ["max", "min", "avg", "sum", "lp"]
-# Layers of networks, for which the core has engines of their own: kernel, stride, padding, dilation.
+# Typical layers of networks, with specialised engines: kernel, stride, padding, dilation.
 USUAL = [(2, 2, 0, 1), (2, 2, 1, 1), (3, 2, 1, 1), (3, 2, 0, 1), (3, 1, 1, 1), (5, 1, 2, 1), (7, 1, 3, 1)]
 USUAL += [
     (4, 1, 2, 1),
@@ -76,7 +76,7 @@ PLANES = [4, 5, 7, 8, 9, 13, 14, 15, 16, 17, 20, 28, 31, 33, 40, 56, 90]
 
 
 def draw_sizes(rng: Rng, n: int, budget: int) -> list[int]:
-    """So many sizes with at most this product, in any order."""
+    """`n` sizes with a product of at most `budget`, in any order."""
     sizes = []
     for left in range(n, 0, -1):
         limit = max(1, budget if left == 1 or chance(rng, 0.3) else int(budget ** (1 / left) * 2))
@@ -88,7 +88,7 @@ def draw_sizes(rng: Rng, n: int, budget: int) -> list[int]:
 
 
 def draw_window(rng: Rng, size: int, strict: bool, dilates: bool) -> tuple[int, int, int, int, int]:
-    """Kernel, stride, padding before and after, dilation of one axis."""
+    """The kernel, stride, padding before and after, and dilation of one axis."""
     way = rng.random()
     if way < 0.7:
         kernel = int(rng.integers(1, 6))
@@ -107,7 +107,7 @@ def draw_window(rng: Rng, size: int, strict: bool, dilates: bool) -> tuple[int, 
 def draw_sliding(
     rng: Rng, sizes: Sequence[int], function: str, cost: int, usual: bool
 ) -> tuple[dict[str, Any], Plan]:
-    """Arguments of a sliding function and its windows; at most `cost` elements in all windows of a plane."""
+    """Arguments of a sliding function and its plan, with at most `cost` taps per plane."""
     n, strict = len(sizes), function != "pool"
     dilates = not strict or function.startswith("max")
     single = chance(rng, 0.12)  # one output
@@ -141,7 +141,7 @@ def draw_sliding(
         if strict or all(window.positions for axis in plan for window in axis):
             break
     else:
-        raise AssertionError("no window was found")
+        raise AssertionError("no valid window found")
     kwargs: dict[str, Any] = {"ceil_mode": ceil} if ceil or chance(rng, 0.2) else {}
     if stride != kernel or chance(rng, 0.3):
         kwargs["stride"] = spell(rng, stride)
@@ -156,7 +156,7 @@ def draw_sliding(
 
 
 def draw_adaptive(rng: Rng, sizes: Sequence[int], cost: int) -> tuple[dict[str, Any], Plan]:
-    """An output size and its windows."""
+    """An output size and its plan."""
     for attempt in range(100):
         outs: list[Any] = [
             1 if chance(rng, 0.3) else int(rng.integers(1, size + 1 + 2 * chance(rng, 0.2))) for size in sizes
@@ -172,7 +172,7 @@ def draw_adaptive(rng: Rng, sizes: Sequence[int], cost: int) -> tuple[dict[str, 
 
 
 def draw_norm(rng: Rng, dtype: DType) -> float:
-    """The power of an Lp pooling."""
+    """The power of Lp pooling."""
     norms: list[float] = [1, 2, 3, 2.0, 1.5, inf]
     if is_float(dtype):
         norms += [4, 3.0, 2.5, 0.5, -1, -2.0, -inf]
@@ -180,16 +180,16 @@ def draw_norm(rng: Rng, dtype: DType) -> float:
 
 
 def draw_values(rng: Rng, shape: tuple[int, ...], dtype: DType, case: Case) -> Array:
-    """Input values that are hard on the function, but leave its answer to no order of additions."""
+    """Difficult input values whose result does not depend on the order of additions."""
     reduce, norm = case.reduce, case.norm
     if dtype == BOOL or not is_float(dtype):
-        return draw_whole(rng, shape, dtype, {"avg": 2**40, "sum": 2**40, "lp": 20}.get(reduce, 2**64))
+        return draw_integers(rng, shape, dtype, {"avg": 2**40, "sum": 2**40, "lp": 20}.get(reduce, 2**64))
     kinds = ["normal", "negative", "ties", "zeros", "nan", "inf"]
     if reduce == "lp" and (norm < 0 or norm % 2 == 1) and norm not in (1, -inf):
         kinds = ["powers"]
     elif reduce == "lp" and norm < 1:
         kinds.remove("inf")
-    elif case.picks:
+    elif case.has_index:
         kinds.append("extremes")
     values = draw_floats(rng, shape, dtype, kinds)
     if chance(rng, 0.3) and values.size and kinds != ["powers"] and (reduce != "lp" or norm >= 1):
@@ -200,7 +200,7 @@ def draw_values(rng: Rng, shape: tuple[int, ...], dtype: DType, case: Case) -> A
 
 
 def draw_unpool(rng: Rng, case: Case, sizes: Sequence[int]) -> dict[str, Any]:
-    """Arguments of unpooling: indices lie anywhere in the result, repeated or not."""
+    """Arguments of unpooling: indices anywhere in the result, repeated or not."""
     n, lead = len(sizes), [s for a, s in enumerate(case.shape) if a not in case.axes]
     kwargs: dict[str, Any] = {}
     if case.function == "unpool":
@@ -231,7 +231,7 @@ def draw_unpool(rng: Rng, case: Case, sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def draw_fractional(rng: Rng, case: Case, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Arguments of fractional pooling, samples included; every plane has windows of its own."""
+    """Arguments of fractional pooling including samples; every plane has different windows."""
     n = len(case.axes)
     sizes = shape[-n:]
     kernel = [int(rng.integers(1, min(3, size) + 1)) for size in sizes]
@@ -241,14 +241,14 @@ def draw_fractional(rng: Rng, case: Case, shape: tuple[int, ...]) -> dict[str, A
     case.sizes = tuple(outs)
     samples = np.minimum(rng.random((*lead, n)), 0.99).astype(dtype)
     for sample in samples.reshape(-1, n):
-        turned = sample[::-1] if n == 2 else sample
-        axes = zip(sizes, kernel, outs, turned, strict=True)
+        by_axis = sample[::-1] if n == 2 else sample
+        axes = zip(sizes, kernel, outs, by_axis, strict=True)
         case.plans.append([oracle.fractional_windows(*axis) for axis in axes])
     return {"kernel_size": tuple(kernel), "output_size": tuple(outs), "_random_samples": samples}
 
 
 def draw(seed: int, isas: int) -> Case:
-    """The case of a seed, for so many instruction sets."""
+    """The case of a seed, given the number of instruction sets."""
     rng = np.random.default_rng(seed)
     if chance(rng, 0.12):
         return draw_usual(rng, seed, isas)
@@ -281,12 +281,12 @@ def draw(seed: int, isas: int) -> Case:
     case = Case(seed, function, framework, reduce, axes, np.empty(shape, dtype), packed(ndim), {})
     _draw_arguments(rng, case, budget)
     case.values = draw_values(rng, shape, dtype, case)
-    _draw_surroundings(rng, case, isas)
+    _draw_environment(rng, case, isas)
     return case
 
 
 def draw_usual(rng: Rng, seed: int, isas: int) -> Case:
-    """A layer of a network: common windows, dtypes and layouts."""
+    """A typical layer of a network: common windows, dtypes and layouts."""
     framework = "torch" if chance(rng, 0.5) else "numpy"
     function = pick(rng, ["max_pool2d", "max_pool2d", "avg_pool2d", "pool", "adaptive_max_pool2d"])
     reduce = pick(rng, ["max", "min", "avg", "sum"]) if function == "pool" else "max"
@@ -299,7 +299,7 @@ def draw_usual(rng: Rng, seed: int, isas: int) -> Case:
     case = Case(seed, function, framework, reduce, (2, 3), np.empty(shape, dtype), packed(4), {}, usual=True)
     _draw_arguments(rng, case, 20 * prod(shape))
     case.values = draw_values(rng, shape, dtype, case)
-    _draw_surroundings(rng, case, isas)
+    _draw_environment(rng, case, isas)
     return case
 
 
@@ -322,7 +322,7 @@ def _draw_arguments(rng: Rng, case: Case, budget: int) -> None:
         kwargs, plan = draw_sliding(rng, sizes, function, cost, case.usual)
         case.plans = [plan]
         kernel = oracle.entries(kwargs["window" if general else "kernel_size"], len(sizes))
-        case.taps = prod(kernel)
+        case.taps = 0 if function == "pool" else prod(kernel)
     if general:
         if case.reduce != "max" or chance(rng, 0.5):
             kwargs |= {} if function == "unpool" else {"reduce": case.reduce}
@@ -338,14 +338,14 @@ def _draw_arguments(rng: Rng, case: Case, budget: int) -> None:
             kwargs["divisor_override"] = pick(rng, [1, 2, 7, 100] + [-3] * (case.dtype.kind != "u"))
     if case.reduce == "lp" and function == "pool" and chance(rng, 0.2):
         kwargs["count_include_pad"] = False
-    if case.picks and "unpool" not in function:
+    if case.has_index and "unpool" not in function:
         kwargs["return_indices"] = chance(rng, 0.5)
-    if not case.picks and chance(rng, 0.1) and abs(case.norm) != inf:
+    if not case.has_index and chance(rng, 0.1) and abs(case.norm) != inf:
         kwargs["dtype"] = pick(rng, ["float32", "float64"])
     case.kwargs = kwargs
 
 
-def _draw_surroundings(rng: Rng, case: Case, isas: int) -> None:
+def _draw_environment(rng: Rng, case: Case, isas: int) -> None:
     ndim, numpy = len(case.shape), case.framework == "numpy"
     case.layout = draw_layout(rng, ndim, numpy)
     if case.usual and chance(rng, 0.8):
@@ -356,7 +356,7 @@ def _draw_surroundings(rng: Rng, case: Case, isas: int) -> None:
     case.layer = case.function not in GENERAL and chance(rng, 0.1)
     unknown = {"dtype", "divisor_override"} | ({"padding"} if case.reduce == "lp" else set())
     case.layer = case.layer and not unknown & {*case.kwargs}
-    if case.layer and case.reduce == "lp":  # PyTorch's layers take the power as a float
+    if case.layer and case.reduce == "lp":  # layers convert the power to float
         case.norm = case.kwargs["norm_type"] = float(case.norm)
     case.readonly = numpy and chance(rng, 0.05)
     case.swapped = numpy and case.dtype.itemsize > 1 and case.dtype.kind in "iuf" and chance(rng, 0.02)

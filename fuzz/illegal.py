@@ -1,6 +1,6 @@
-"""Arguments that are wrong in one place: the call raises a ValueError, TypeError or MemoryError, or answers.
+"""Calls with one wrong argument: they raise ValueError, TypeError or MemoryError, or return a result.
 
-What it must not do is crash, raise anything else, or change its input.
+They must not crash, raise anything else, or change their input.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ALLOWED = (ValueError, TypeError, MemoryError)
 
 
 def broken(rng: Rng, case: Case, x: Any, indices: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """The arguments with one of them wrong."""
+    """The arguments with one of them replaced by a wrong one."""
     more: dict[str, Any] = {}
     way = int(rng.integers(10))
     if way < 6:
         keys = [*case.kwargs, "padding", "stride", "dilation", "axes", "reduce", "nonsense"]
         key = pick(rng, keys)
-        # An output size that is legal but enormous would only fill the memory.
+        # A legal but enormous output size would only fill the memory.
         more[key] = pick(rng, SMALL if key in ("output_size", "padding") else NUMBERS)
     elif way < 8:
         shape = list(case.outs)
@@ -62,7 +62,7 @@ def broken(rng: Rng, case: Case, x: Any, indices: Any) -> tuple[Any, Any, dict[s
         options = [values[..., None, None, None, None], values.astype(np.complex64), values.reshape(-1)]
         options += [[[1.0, 2.0]], None, "x", values[..., :0], np.float32(3), values.astype(object)]
         if case.layer and case.framework == "torch":
-            options = [options[0], options[2]]  # what it does not know, a module hands to PyTorch
+            options = [options[0], options[2]]  # modules pass unsupported inputs to PyTorch
         chosen = pick(rng, options)
         numeric = isinstance(chosen, np.ndarray) and chosen.dtype != object
         x = convert(chosen, case.framework) if numeric else chosen
@@ -70,7 +70,7 @@ def broken(rng: Rng, case: Case, x: Any, indices: Any) -> tuple[Any, Any, dict[s
 
 
 def check_illegal(case: Case) -> None:
-    """A call with a wrong argument."""
+    """Check a call with a wrong argument."""
     rng = np.random.default_rng(case.illegal)
     x = memory(case, case.values, case.layout, case.end)
     at = None if case.indices is None else lay(case.indices, case.indices_layout, case.end)
@@ -82,7 +82,7 @@ def check_illegal(case: Case) -> None:
     except ALLOWED:
         pass
     except RuntimeError as error:
-        # PyTorch's allocator has no error of its own.
+        # PyTorch's allocator raises RuntimeError.
         if case.framework != "torch" or not any(w in str(error) for w in ("memory", "Storage size")):
             raise AssertionError(f"with {more or 'another array'}: {error!r}") from error
     except Exception as error:

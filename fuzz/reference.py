@@ -1,7 +1,7 @@
-"""The answers by definition, from the oracle's windows, for any axes and quickly enough for many calls.
+"""Reference results from the oracle's windows, for any axes and fast enough for many calls.
 
-A table lists, for every output, the flat positions of its window; a reduction is one gather and one
-reduction in NumPy. `tests/test_fuzz.py` compares this file with the oracle itself.
+A table lists the flat indices of every window; a reduction is a gather and a NumPy reduction.
+`tests/test_fuzz.py` compares this module with the oracle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK = 1 << 21  # elements gathered at once
 
 @dataclass
 class Table:
-    """Per output: the flat positions of its window, the valid ones first; how many; where it begins."""
+    """For every output: the flat indices of its window (valid ones first), which are valid, its start."""
 
     flat: Array  # (outputs, taps)
     valid: Array
@@ -30,7 +30,7 @@ class Table:
 
     @property
     def taps(self) -> int:
-        """The most elements that a window holds."""
+        """The maximum number of elements in a window."""
         return int(self.valid.sum(1).max(initial=0))
 
 
@@ -57,7 +57,7 @@ def table(plan: Plan, sizes: Sequence[int]) -> Table:
 
 
 def chunks(flat_x: Array, windows: Table) -> Iterator[tuple[slice, Array]]:
-    """The elements of all windows, some planes at a time."""
+    """The elements of all windows, a few planes at a time."""
     step = max(1, CHUNK // max(1, windows.flat.size))
     for begin in range(0, len(flat_x), step):
         part = slice(begin, begin + step)
@@ -65,7 +65,7 @@ def chunks(flat_x: Array, windows: Table) -> Iterator[tuple[slice, Array]]:
 
 
 def planes(x: Array, axes: Sequence[int]) -> tuple[Array, tuple[int, ...]]:
-    """The pooled axes flattened into the last, the others into the first; and the shape of the others."""
+    """The array as (planes, elements), and the shape of the leading axes."""
     n = len(axes)
     moved = np.moveaxis(x, axes, range(-n, 0))
     lead = moved.shape[: x.ndim - n]
@@ -78,12 +78,12 @@ def unplanes(flat: Array, lead: Sequence[int], sizes: Sequence[int], axes: Seque
 
 
 def wide(x: Array) -> Array:
-    """Floats in a type that NumPy compares quickly."""
+    """Half-precision floats converted to float32, which NumPy compares faster."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 and is_float(x.dtype) else x
 
 
 def select(flat_x: Array, windows: Table, least: bool) -> tuple[Array, Array]:
-    """Extremum and flat position per window: the first among equals, the last NaN where there is one."""
+    """The extremum and flat index of each window: the first of ties, the last of several NaNs."""
     shape = len(flat_x), len(windows.flat)
     indices = np.empty(shape, np.int64)
     nothing = extremum_of_nothing(flat_x.dtype, least)
@@ -106,7 +106,7 @@ def select(flat_x: Array, windows: Table, least: bool) -> tuple[Array, Array]:
 
 
 def total(flat_x: Array, windows: Table) -> Array:
-    """Sum per window: floats in float64, the others as `np.sum` promotes them."""
+    """The sum of each window: floats in float64, other dtypes promoted as by `np.sum`."""
     x = flat_x.astype(np.float64) if is_float(flat_x.dtype) else flat_x
     dtype = x[:0].sum().dtype
     sums = np.empty((len(x), len(windows.flat)), dtype)
@@ -119,22 +119,22 @@ def total(flat_x: Array, windows: Table) -> Array:
 
 
 def divided(sums: Array, divisor: Any) -> Array:
-    """Floats divided, integers truncated toward zero."""
+    """The quotient; integers truncate toward zero."""
     divisor = np.asarray(divisor).astype(sums.dtype)
     if is_float(sums.dtype):
         return sums / divisor
     return sums // divisor + ((sums % divisor != 0) & ((sums < 0) != (divisor < 0)))
 
 
-def averaged_over(plan: Plan, padded: bool, override: int | None) -> Any:
-    """What the sum of each window is divided by."""
+def divisors(plan: Plan, padded: bool, override: int | None) -> Any:
+    """The divisor of each window."""
     if override is not None:
         return override
     return np.maximum(counts(plan, padded), 1).ravel()
 
 
-def power_mean(flat_x: Array, windows: Table, norm: float, taps: int, share: Array | None) -> Array:
-    """The root of `taps` times the mean of powers over `share`, or of their sum without it; not narrowed."""
+def lp_norm(flat_x: Array, windows: Table, norm: float, taps: int, share: Array | None) -> Array:
+    """The root of the sum of powers, scaled by `taps / share` if given, in float64."""
     x = flat_x
     if is_float(x.dtype) or isinstance(norm, float):
         x = x.astype(np.float64)
@@ -146,17 +146,18 @@ def power_mean(flat_x: Array, windows: Table, norm: float, taps: int, share: Arr
         return means.astype(np.float64) ** (1 / norm)
 
 
-def picked_gradient(flat_grad: Array, indices: Array, windows: Table, size: int) -> Array:
-    """Each output's gradient added at its index; of windows that hold nothing there is none."""
-    held = windows.valid.any(1) if windows.valid.size else np.zeros(len(windows.flat), bool)
+def max_backward(flat_grad: Array, indices: Array, windows: Table, size: int) -> Array:
+    """The gradient of each output added at its index; empty windows have none."""
+    nonempty = windows.valid.any(1) if windows.valid.size else np.zeros(len(windows.flat), bool)
     result = np.zeros((len(flat_grad), size))
-    rows = np.repeat(np.arange(len(flat_grad)), int(held.sum()))
-    np.add.at(result, (rows, indices[:, held].ravel()), flat_grad[:, held].ravel().astype(np.float64))
+    rows = np.repeat(np.arange(len(flat_grad)), int(nonempty.sum()))
+    values = flat_grad[:, nonempty].ravel().astype(np.float64)
+    np.add.at(result, (rows, indices[:, nonempty].ravel()), values)
     return result
 
 
-def spread_gradient(shares: Array, windows: Table, size: int) -> Array:
-    """Each output's share added at every position of its window."""
+def sum_backward(shares: Array, windows: Table, size: int) -> Array:
+    """The share of each output added to all elements of its window."""
     result = np.zeros((size, len(shares)))
     o, t = np.nonzero(windows.valid)
     np.add.at(result, windows.flat[o, t], shares.T[o])
@@ -164,25 +165,25 @@ def spread_gradient(shares: Array, windows: Table, size: int) -> Array:
 
 
 def unpool(values: Array, indices: Array, sizes: Sequence[int], axes: Sequence[int]) -> Array:
-    """Zeros with every value at its index; of repeated indices the last stays."""
+    """Zeros with each value at its index; for repeated indices the last value wins."""
     flat, lead = planes(values, axes)
     at, _ = planes(indices, axes)
     result = np.zeros((len(flat), prod(sizes)), values.dtype)
     rows = np.repeat(np.arange(len(flat)), flat.shape[1])
-    result[rows, at.ravel()] = flat.ravel()  # NumPy assigns in order: the last one stays
+    result[rows, at.ravel()] = flat.ravel()  # NumPy assigns in order, so the last value wins
     return unplanes(result, lead, sizes, axes)
 
 
 def limits(dtype: Any) -> tuple[float, float, float]:
-    """Distance from 1 to the next number, smallest and largest number of a floating type."""
+    """The epsilon, smallest subnormal and largest number of a floating dtype."""
     info = ml_dtypes.finfo(dtype)
     return float(info.eps), float(info.smallest_subnormal), float(info.max)
 
 
 def sum_slack(want: Array, magnitude: Array, taps: int, dtype: Any, exact: bool) -> Array:
-    """How far a sum may lie from `want`: a rounding per tap of the sum of magnitudes, one of the result.
+    """The allowed error of a sum: one rounding of the sum of magnitudes per tap, and one of the result.
 
-    Where the additions may overflow on their way, anything may come out.
+    It is infinite where a partial sum may overflow.
     """
     eps, tiny, most = limits(dtype)
     added = np.float64 if exact else np.float32
@@ -194,7 +195,7 @@ def sum_slack(want: Array, magnitude: Array, taps: int, dtype: Any, exact: bool)
 
 
 def norm_slack(want: Array, magnitude: Array, taps: int, dtype: Any, norm: float) -> Array:
-    """How far a power mean may lie from `want`; `magnitude` is that of the absolute values."""
+    """The allowed error of an Lp norm; `magnitude` is the norm of the absolute values."""
     eps, tiny, most = limits(dtype)
     rounding = (taps + 4) * float(np.finfo(np.float64 if np.dtype(dtype) == np.float64 else np.float32).eps)
     with np.errstate(all="ignore"):
@@ -208,7 +209,7 @@ def norm_slack(want: Array, magnitude: Array, taps: int, dtype: Any, norm: float
 
 
 def out_shape(shape: Sequence[int], axes: Sequence[int], plan: Plan) -> tuple[int, ...]:
-    """The shape with the outputs along the pooled axes."""
+    """The shape of the result."""
     result = list(shape)
     for axis, size in zip(axes, outs(plan), strict=True):
         result[axis] = size

@@ -1,4 +1,4 @@
-"""Reruns one case and prints a program that makes the same call without the fuzzer."""
+"""Reruns one case and prints a program that reproduces its call without the fuzzer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from fences import packed
 from fuzz.case import Case
-from fuzz.work import one, prepare
+from fuzz.work import prepare, run_case
 from oracle import Array
 
 
 def array_code(name: str, values: Array, layout: Any, framework: str, filled: bool = True) -> str:
-    """Lines that make an array of this shape, dtype and strides, and fill it with the values."""
+    """Code that creates an array of this shape, dtype and strides, and fills it with the values."""
     real = values.dtype.kind not in "iub"
     dtype = "ml_dtypes.bfloat16" if values.dtype.name == "bfloat16" else f"np.{values.dtype.name}"
     strides = layout.strides(values.shape, values.dtype.itemsize)
@@ -34,7 +34,7 @@ def array_code(name: str, values: Array, layout: Any, framework: str, filled: bo
 
 
 def program(case: Case) -> str:
-    """A program that makes the call of the case."""
+    """A program that reproduces the call of the case."""
     lines = ["import ml_dtypes, numpy as np, torch", "from numpy import inf, nan", "import ndpool"]
     lines += ["from ndpool._native import core", f"core.set_isa(core.isa_names()[{case.isa}])"]
     lines += [f"ndpool.set_num_threads({case.threads})"]
@@ -67,7 +67,7 @@ def program(case: Case) -> str:
 
 
 def rerun(seed: int) -> int:
-    """Describe the case, print the program, run it."""
+    """Describe the case, print its program, and run the case."""
     from fuzz.draw import draw
 
     isas = prepare()
@@ -81,6 +81,6 @@ def rerun(seed: int) -> int:
     print(
         f"# {case.framework} {case.function} of {case.dtype.name}{case.shape} with {case.kwargs}", flush=True
     )
-    failure = one(case).get("failure")
+    failure = run_case(case).get("failure")
     print("FAILED: " + failure if failure else "passed")
     return 1 if failure else 0

@@ -1,15 +1,15 @@
-"""Draws calls of the named pooling functions, legal and adversarial, for sweeps against the oracle.
+"""Random legal calls of the named pooling functions, with adversarial values and memory layouts.
 
-A ``Case`` is one call: name, input values, memory layout and arguments, all fixed by the generator that
-drew it. It can put itself to PyTorch and to the oracle, and ``assert_same`` says whether two answers
-agree. Illegal arguments stay out, and so does the package under test.
+A ``Case`` is one call: name, input values, memory layout and arguments, all determined by the random
+generator. It can call PyTorch and the oracle, and ``assert_same`` compares two results. Illegal arguments
+are not drawn, and the package under test is not imported.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ DEFAULTS = {
 }
 NAMES = [f"{family}{n}d" for family in ORDER for n in (1, 2, 3) if (family, n) != ("fractional_max_pool", 1)]
 
-# Layer -> constructor arguments that no input makes right. They are a function's arguments, too.
+# Layer -> constructor arguments that are invalid for every input. Functions reject them too.
 _WINDOWS: list[dict[str, Any]] = [
     {"kernel_size": 0},
     {"kernel_size": 2**31},
@@ -100,7 +100,7 @@ DTYPES = [BOOL, *INTEGERS, *HALVES, *SINGLES]
 
 
 def torch_dtypes(family: str, n: int) -> list[DType]:
-    """The types PyTorch's CPU kernels take."""
+    """The dtypes that PyTorch's CPU kernels support."""
     if family == "max_pool":
         return [d for d in DTYPES if d.kind == "i" or d == np.uint8 or is_float(d)]
     if family in ("avg_pool", "lp_pool"):
@@ -110,12 +110,12 @@ def torch_dtypes(family: str, n: int) -> list[DType]:
 
 
 def moved(x: Array, source: int, target: int) -> Array:
-    """The same array with one axis elsewhere in memory."""
+    """The same array with one axis at another position in memory."""
     return np.moveaxis(np.moveaxis(x, source, target).copy(), target, source)
 
 
 def sliced(x: Array) -> Array:
-    """Every other element of a larger array, the rest of which would win any comparison."""
+    """Every other element of a larger array whose other elements are larger than any value."""
     poison = oracle.extremum_of_nothing(x.dtype, least=True)
     base = np.full((*(size + 1 for size in x.shape[:-1]), 2 * x.shape[-1] + 1), poison, x.dtype)
     view = base[(*(slice(1, None) for _ in x.shape[:-1]), slice(1, None, 2))]
@@ -124,13 +124,13 @@ def sliced(x: Array) -> Array:
 
 
 def reversed_strides(x: Array) -> Array:
-    """A view whose strides are all negative."""
+    """A view with negative strides only."""
     turned = (slice(None, None, -1),) * x.ndim
     return x[turned].copy()[turned]
 
 
 def readonly(x: Array) -> Array:
-    """A copy that refuses to be written."""
+    """A read-only copy."""
     x = x.copy()
     x.flags.writeable = False
     return x
@@ -150,12 +150,12 @@ LAYOUTS: dict[str, Callable[[Array, int], Array]] = {
 
 
 def to_torch(x: Array) -> torch.Tensor:
-    """A tensor over the same memory, or over a copy where PyTorch cannot take negative strides."""
+    """A tensor over the same memory, or over a copy if strides are negative."""
     import torch
 
     x = x.copy("K") if min(x.strides, default=0) < 0 else x
     with warnings.catch_warnings():
-        # PyTorch has no read-only tensors and warns about each.
+        # PyTorch has no read-only tensors and warns about read-only arrays.
         warnings.simplefilter("ignore", UserWarning)
         if x.dtype == ml_dtypes.bfloat16:
             return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
@@ -172,12 +172,17 @@ def from_torch(x: torch.Tensor) -> Array:
 
 
 def unpool_sizes(sizes: Sequence[int], kernel: Any, stride: Any, padding: Any) -> list[int]:
-    """The sizes unpooling assumes when told none."""
+    """The default output sizes of unpooling."""
     n = len(sizes)
     axes = zip(
         sizes, kernel, kernel if stride is None else entries(stride, n), entries(padding, n), strict=True
     )
     return [(out - 1) * s + k - 2 * p for out, k, s, p in axes]
+
+
+def as_tuple(result: Any) -> tuple[Any, ...]:
+    """A result as a tuple, for functions that return one array or several."""
+    return result if isinstance(result, tuple) else (result,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +200,7 @@ class Case:
 
     @property
     def family(self) -> str:
-        """The name without its rank."""
+        """The name without the number of dimensions."""
         return self.name[:-2]
 
     @property
@@ -218,35 +223,36 @@ class Case:
         return LAYOUTS[self.layout](self.values, self.n)
 
     def operands(self) -> dict[str, Any]:
-        """The arguments as the oracle's function of the same family takes them."""
+        """The arguments of the oracle's function of the same family."""
         a, n, sizes = self.named, self.n, self.values.shape[-self.n :]
         a.pop("return_indices", None)
         if "kernel_size" in a:
             a["kernel"] = entries(a.pop("kernel_size"), n)
         if self.family == "max_unpool":
-            told = a["output_size"] or unpool_sizes(sizes, a["kernel"], a["stride"], a["padding"])
-            return {"indices": a["indices"], "output_size": told[-n:]}
+            outs = a["output_size"] or unpool_sizes(sizes, a["kernel"], a["stride"], a["padding"])
+            return {"indices": a["indices"], "output_size": outs[-n:]}
         if self.family == "fractional_max_pool":
             ratio, samples = a.pop("output_ratio"), a.pop("_random_samples")
-            told = a["output_size"] or [int(size * r) for size, r in zip(sizes, ratio, strict=True)]
-            return a | {"output_size": entries(told, n), "samples": samples}
+            outs = a["output_size"] or [int(size * r) for size, r in zip(sizes, ratio, strict=True)]
+            return a | {"output_size": entries(outs, n), "samples": samples}
         return a | {"output_size": entries(a["output_size"], n)} if "output_size" in a else a
 
     def solve(self, x: Array | None = None) -> tuple[Array, ...]:
-        """The results by definition, indices included, for the input of the case or another in its place."""
-        result = getattr(oracle, self.family)(self.array() if x is None else x, **self.operands())
-        return result if isinstance(result, tuple) else (result,)
+        """The oracle's results including indices, for the input of the case or another one."""
+        return as_tuple(getattr(oracle, self.family)(self.array() if x is None else x, **self.operands()))
 
     def call_oracle(self) -> tuple[Array, ...]:
-        """The results by definition that the call asks for."""
+        """The oracle's results as the call returns them."""
         return self.solve() if self.named.get("return_indices") else self.solve()[:1]
 
     def call_torch(self) -> tuple[Array, ...]:
         """The results of ``torch.nn.functional``."""
-        return tuple(map(from_torch, self._run_torch(to_torch(self.array()))))
+        from torch.nn import functional
+
+        return tuple(map(from_torch, self.call_tensor(functional, to_torch(self.array()))))
 
     def oracle_gradient(self, grad: Array) -> Array:
-        """The gradient of the input by definition, given that of the values."""
+        """The oracle's gradient of the input, given that of the values."""
         sizes = self.values.shape[-self.n :]
         if self.family == "max_unpool":
             return oracle.max_unpool_backward(grad, self.named["indices"], self.n)
@@ -256,23 +262,34 @@ class Case:
         return oracle.max_pool_backward(grad, self.solve()[1], sizes)
 
     def torch_gradient(self, grad: Array) -> Array:
-        """The gradient of the input by PyTorch's automatic differentiation."""
+        """PyTorch's gradient of the input."""
+        from torch.nn import functional
+
         x = to_torch(self.array()).clone().requires_grad_()
-        self._run_torch(x)[0].backward(to_torch(grad))
+        self.call_tensor(functional, x)[0].backward(to_torch(grad))
         assert x.grad is not None
         return from_torch(x.grad)
 
-    def _run_torch(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        import torch
-
+    def call_tensor(self, module: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The results of a module's function for a tensor, with the other arrays converted to tensors."""
         args = [to_torch(a) if isinstance(a, np.ndarray) else a for a in self.args]
         kwargs = {key: to_torch(a) if isinstance(a, np.ndarray) else a for key, a in self.kwargs.items()}
-        result = getattr(torch.nn.functional, self.name)(x, *args, **kwargs)
-        return result if isinstance(result, tuple) else (result,)
+        return as_tuple(getattr(module, self.name)(x, *args, **kwargs))
+
+    def in_float64(self) -> Case:
+        """The same call with float64 arrays."""
+
+        def real(a: Any) -> Any:
+            return a.astype(np.float64) if isinstance(a, np.ndarray) and is_float(a.dtype) else a
+
+        kwargs = {key: real(a) for key, a in self.kwargs.items()}
+        return replace(
+            self, values=self.values.astype(np.float64), args=tuple(map(real, self.args)), kwargs=kwargs
+        )
 
     @property
     def taps(self) -> int:
-        """How many elements the largest window holds at most."""
+        """The maximum number of elements in a window."""
         a, n = self.named, self.n
         if "kernel_size" in a:
             return prod(entries(a["kernel_size"], n))
@@ -280,10 +297,10 @@ class Case:
         return int(oracle.counts(plan, padded=False).max(initial=1))
 
     def tolerance(self, want: Array) -> Array | None:
-        """How far each value may lie from ``want``; none where values have to be exact.
+        """The allowed error of each value, or None if values must be exact.
 
-        A sum may err by a rounding per tap, of the sum of magnitudes and in float32 or better. A power mean
-        may besides round powers, mean and exponent to the type of the result.
+        A sum may have one rounding of the sum of magnitudes per tap, in float32 or better. Lp pooling may
+        also round powers, mean and exponent to the dtype of the result.
         """
         power = self.named.get("norm_type", 1)
         averages = "avg" in self.name or self.family == "lp_pool"
@@ -307,7 +324,7 @@ class Case:
 
 
 def same_bits(got: Array, want: Array) -> Array:
-    """Where two arrays of one type agree bit for bit, any NaN with any other."""
+    """Where two arrays of one dtype are bitwise equal; all NaNs are equal."""
     if not is_float(want.dtype):
         return got == want
     bits = f"u{want.dtype.itemsize}"
@@ -315,7 +332,7 @@ def same_bits(got: Array, want: Array) -> Array:
 
 
 def assert_same(got: tuple[Array, ...], want: tuple[Array, ...], case: Case) -> None:
-    """Fail unless results agree: exactly, or for averages of floats each element within its tolerance."""
+    """Fail unless results are equal, or for averages of floats, each element is within its tolerance."""
     assert len(got) == len(want), f"{len(got)} results, not {len(want)}\n{case}"
     for have, need in zip(got, want, strict=True):
         assert have.dtype == need.dtype, f"{have.dtype}, not {need.dtype}\n{case}"
@@ -335,7 +352,7 @@ Generator = np.random.Generator
 
 
 def chance(rng: Generator, probability: float) -> bool:
-    """Whether something of this probability happens."""
+    """True with this probability."""
     return bool(rng.random() < probability)
 
 
@@ -345,14 +362,14 @@ def pick(rng: Generator, options: Sequence[Any]) -> Any:
 
 
 def several(rng: Generator, limits: Sequence[int], least: int = 1) -> list[int]:
-    """One integer per limit, up to it; often the same for all."""
+    """One integer up to each limit; often the same for all."""
     if chance(rng, 0.5):
         return [int(rng.integers(least, min(limits) + 1))] * len(limits)
     return [int(rng.integers(least, limit + 1)) for limit in limits]
 
 
 def spell(rng: Generator, values: Sequence[Any]) -> Any:
-    """A tuple or a list, or where all entries are the same number also that number."""
+    """A tuple or a list, or a single number if all entries are the same."""
     forms = [tuple(values), list(values)]
     if len(set(values)) == 1 and values[0] is not None:
         forms += [values[0]] * 2
@@ -360,12 +377,12 @@ def spell(rng: Generator, values: Sequence[Any]) -> Any:
 
 
 def draw_sliding(rng: Generator, sizes: Sequence[int], family: str) -> dict[str, Any]:
-    """The geometry a family takes, legal for these sizes, as a caller may write it."""
+    """Legal window arguments of a family for these sizes, in any form."""
     n, most_dilation = len(sizes), 4 if family == "max_pool" else 1
     while True:
         kernel, stride, dilation = (several(rng, [most] * n) for most in (4, 4, most_dilation))
         if n == 3 and family != "max_pool":
-            # PyTorch refuses to average over a kernel larger than the input along three axes.
+            # PyTorch's 3-D average pooling rejects kernels larger than the input.
             kernel = [min(pair) for pair in zip(kernel, sizes, strict=True)]
         pad = several(rng, [k // 2 for k in kernel], 0) if family != "lp_pool" else [0] * n
         stride, ceil = kernel if chance(rng, 0.3) else stride, chance(rng, 0.5)
@@ -378,14 +395,14 @@ def draw_sliding(rng: Generator, sizes: Sequence[int], family: str) -> dict[str,
 
 
 def draw_avg(rng: Generator, shape: tuple[int, ...], n: int, dtype: DType, beyond: bool) -> dict[str, Any]:
-    """Arguments of ``avg_pool``; the one-dimensional one takes no divisor."""
+    """Arguments of ``avg_pool``; the 1-D function has no divisor."""
     divisor = pick(rng, [None, None, 1, 2, 7] if dtype.kind == "u" else [None, None, 1, 2, -3])
     more = {"count_include_pad": chance(rng, 0.5), "divisor_override": None if n == 1 else divisor}
     return draw_sliding(rng, shape[-n:], "avg_pool") | more
 
 
 def draw_lp(rng: Generator, shape: tuple[int, ...], n: int, dtype: DType, beyond: bool) -> dict[str, Any]:
-    """Arguments of ``lp_pool``; powers of integers are positive, and infinite only where maxima take them."""
+    """Arguments of ``lp_pool``; integer powers are positive, or infinite if max pooling supports it."""
     norms: list[float] = [1, 2, 3, 2.0, 1.5]
     if is_float(dtype):
         norms += [4, 3.0, 2.5, 0.5, -1, -2.0, inf, -inf]
@@ -400,7 +417,7 @@ def draw_lp(rng: Generator, shape: tuple[int, ...], n: int, dtype: DType, beyond
 def draw_adaptive(
     rng: Generator, shape: tuple[int, ...], n: int, dtype: DType, beyond: bool
 ) -> dict[str, Any]:
-    """Arguments of the adaptive functions: sizes up to and above the input's, seldom 0, ``None`` for some."""
+    """Arguments of the adaptive functions: sizes below and above the input's, rarely 0, sometimes None."""
     outs: list[int | None] = [
         *several(rng, [size + 3 for size in shape[-n:]], least=0 if chance(rng, 0.05) else 1)
     ]
@@ -410,7 +427,7 @@ def draw_adaptive(
 
 
 def draw_unpool(rng: Generator, shape: tuple[int, ...], n: int, dtype: DType, beyond: bool) -> dict[str, Any]:
-    """Arguments of ``max_unpool``: indices lie anywhere in the result, repeated or not."""
+    """Arguments of ``max_unpool``: indices anywhere in the result, repeated or not."""
     while True:
         kernel, stride = several(rng, [4] * n), several(rng, [4] * n)
         pad = several(rng, [k // 2 for k in kernel], 0)
@@ -418,8 +435,8 @@ def draw_unpool(rng: Generator, shape: tuple[int, ...], n: int, dtype: DType, be
         sizes = [int(size + rng.integers(1 - s, s)) for size, s in zip(default, stride, strict=True)]
         if min(default + sizes) >= 1:
             break
-    told = chance(rng, 0.6)
-    positions, count = prod(sizes if told else default), prod(shape[-n:])
+    explicit = chance(rng, 0.6)
+    positions, count = prod(sizes if explicit else default), prod(shape[-n:])
     indices = rng.integers(positions, size=(*shape[:-n], count))
     if positions >= count and chance(rng, 0.7):
         indices = np.argsort(rng.random((*shape[:-n], positions)), axis=-1)[..., :count]
@@ -428,21 +445,21 @@ def draw_unpool(rng: Generator, shape: tuple[int, ...], n: int, dtype: DType, be
     named = {key: spell(rng, a) for key, a in lists.items()} | {
         "indices": indices.reshape(shape).copy(pick(rng, "CF"))
     }
-    return named | {"output_size": pick(rng, [tuple, list])(full) if told else None}
+    return named | {"output_size": pick(rng, [tuple, list])(full) if explicit else None}
 
 
 def draw_fractional(
     rng: Generator, shape: tuple[int, ...], n: int, dtype: DType, beyond: bool
 ) -> dict[str, Any]:
-    """Arguments of ``fractional_max_pool``; PyTorch wants an element to spare along each of three axes."""
-    room = [size - (n == 3) for size in shape[-n:]]
-    kernel = several(rng, [min(3, size) for size in room])
-    outs = several(rng, [size - k + 1 for size, k in zip(room, kernel, strict=True)])
+    """Arguments of ``fractional_max_pool``; PyTorch's 3-D function needs an extra element per axis."""
+    usable = [size - (n == 3) for size in shape[-n:]]
+    kernel = several(rng, [min(3, size) for size in usable])
+    outs = several(rng, [size - k + 1 for size, k in zip(usable, kernel, strict=True)])
     lead = (1, *shape[:-n]) if len(shape) == n + 1 else shape[:-n]
     samples = np.minimum(rng.random((*lead, n)), 0.99).astype(dtype if is_float(dtype) else np.float32)
     ratio = tuple((out + 0.5) / size for out, size in zip(outs, shape[-n:], strict=True))
-    told = {"output_ratio": ratio} if chance(rng, 0.3) else {"output_size": spell(rng, outs)}
-    return told | {"kernel_size": spell(rng, kernel), "_random_samples": samples}
+    size = {"output_ratio": ratio} if chance(rng, 0.3) else {"output_size": spell(rng, outs)}
+    return size | {"kernel_size": spell(rng, kernel), "_random_samples": samples}
 
 
 DRAWERS: dict[str, Callable[[Generator, tuple[int, ...], int, DType, bool], dict[str, Any]]] = {
@@ -456,8 +473,8 @@ DRAWERS: dict[str, Callable[[Generator, tuple[int, ...], int, DType, bool], dict
 }
 
 
-def draw_whole(rng: Generator, shape: tuple[int, ...], dtype: DType, limit: int) -> Array:
-    """Truth values or integers of at most this magnitude: few, extreme, all of one sign or any."""
+def draw_integers(rng: Generator, shape: tuple[int, ...], dtype: DType, limit: int) -> Array:
+    """Booleans or integers of at most this magnitude: few values, extremes, one sign or any."""
     if dtype == BOOL:
         return rng.random(shape) < rng.random()
     high = min(limit, int(np.iinfo(dtype).max))
@@ -491,15 +508,15 @@ def draw_floats(rng: Generator, shape: tuple[int, ...], dtype: DType, kinds: Seq
 
 
 def draw_values(rng: Generator, shape: tuple[int, ...], dtype: DType, family: str, norm_type: float) -> Array:
-    """Input values that are hard on the function, but leave its answer to no order of additions."""
+    """Difficult input values whose result does not depend on the order of additions."""
     if not is_float(dtype):
-        return draw_whole(rng, shape, dtype, {"avg_pool": 2**40, "lp_pool": 20}.get(family, 2**64))
+        return draw_integers(rng, shape, dtype, {"avg_pool": 2**40, "lp_pool": 20}.get(family, 2**64))
     kinds = ["normal", "negative", "ties", "zeros", "nan", "inf"]
     if family == "lp_pool" and (norm_type < 0 or norm_type % 2 == 1) and norm_type not in (1, -inf):
-        # Odd powers cancel and negative ones have poles: powers of two leave no doubt about the sum's sign.
+        # Odd powers cancel and negative ones have poles: with powers of two the sign of the sum is exact.
         kinds = ["powers"]
     elif family == "lp_pool" and norm_type < 1:
-        # PyTorch's own types disagree about the root of minus infinity.
+        # PyTorch's dtypes disagree about the root of -inf.
         kinds.remove("inf")
     elif "max" in family:
         kinds.append("extremes")
@@ -509,7 +526,7 @@ def draw_values(rng: Generator, shape: tuple[int, ...], dtype: DType, family: st
 def phrase(
     rng: Generator, family: str, n: int, named: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments divided into positional and keyword ones, some that hold their default left out."""
+    """The arguments split into positional and keyword ones, some defaults omitted."""
     order = [key for key in ORDER[family] if (key, n) != ("divisor_override", 1)]
     cut = int(rng.integers(len(order) + 1))
     args = tuple(named.get(key, DEFAULTS.get(key)) for key in order[:cut])
@@ -518,7 +535,7 @@ def phrase(
 
 
 def draw(rng: Generator, name: str | None = None, beyond: bool = False) -> Case:
-    """A legal call of a named function, this one or any; ``beyond`` adds the types PyTorch does not take."""
+    """A random legal call of a named function; ``beyond`` adds the dtypes that PyTorch does not support."""
     name = pick(rng, NAMES) if name is None else name
     family, n = name[:-2], int(name[-2])
     dtype = pick(rng, DTYPES if beyond else torch_dtypes(family, n))
@@ -527,7 +544,7 @@ def draw(rng: Generator, name: str | None = None, beyond: bool = False) -> Case:
     least = 2 if name == "fractional_max_pool3d" else 1
     shape = (*batch, channels, *(int(rng.integers(least, {1: 14, 2: 9, 3: 6}[n])) for _ in range(n)))
     named = DRAWERS[family](rng, shape, n, dtype, beyond)
-    # PyTorch takes the maximum of integers along one axis only together with indices.
+    # PyTorch's max_pool1d supports integers only with indices.
     needed = name == "max_pool1d" and not (is_float(dtype) or beyond)
     named["return_indices"] = needed or chance(rng, 0.7)
     values = draw_values(rng, shape, dtype, family, named.get("norm_type", 1))

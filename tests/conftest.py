@@ -1,4 +1,4 @@
-"""What all tests share, and the pinned list of what may be skipped in CI."""
+"""Shared fixtures, and the list of tests that may be skipped in CI."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fences import poisoned_results
 
 @pytest.fixture(autouse=True, scope="module")
 def one_torch_thread() -> Iterator[None]:
-    """Small calls gain nothing from threads, and unpooling races where indices repeat (pytorch#78249)."""
+    """Small calls do not benefit from threads, and unpooling races for repeated indices (pytorch#78249)."""
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch else 0
     if torch:
@@ -26,13 +26,24 @@ def one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """Results that the package allocates hold a pattern, so that an element nobody wrote is seen."""
+    """Fill results that the package allocates with a pattern, so that unwritten elements are detected."""
     with poisoned_results():
         yield
 
 
-# (test, reason) as regular expressions: what CI, which has no GPU, may skip. Anything else skipped there is a
-# missing installation or a test that no longer runs, and fails the run.
+@pytest.fixture
+def restore_settings() -> Iterator[None]:
+    """Restore the instruction set and the number of threads after the test."""
+    from ndpool._native import core
+
+    isa, threads = core.isa(), core.num_threads()
+    yield
+    core.set_isa(isa)
+    core.set_num_threads(threads)
+
+
+# (test, reason) as regular expressions: skips allowed in CI, which has no GPU. Any other skip means a missing
+# installation or a test that no longer runs, and fails the run.
 SKIPPED_IN_CI = [
     (r"gpu_checks\.py::", r"needs a GPU|needs two GPUs|a row has no such format"),
     (r"test_docs\.py::", r"not installed: .*(jax|tensorflow|xarray|cv2|skimage|scipy)"),
@@ -67,5 +78,5 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if not any(re.search(t, test) and re.search(r, reason) for t, r in SKIPPED_IN_CI)
     ]
     if unexpected:
-        print("\nSkipped, but not in the list of tests/conftest.py:", *unexpected, sep="\n  ")
+        print("\nSkipped, but not listed in tests/conftest.py:", *unexpected, sep="\n  ")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

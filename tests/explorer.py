@@ -1,4 +1,4 @@
-"""What the explorer's tests share: random settings, the truth about them, a running server, PNG files."""
+"""Helpers of the explorer's tests: random settings, expected results, a running server, PNG files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REDUCTIONS = ("max", "min", "avg", "sum", "lp")
 
 
 def draw(random):
-    """Settings of all controls, one text per control and axis; most of them give windows."""
+    """Random settings of all controls, one text per control and axis; most give valid windows."""
     dims = random.choice([1, 2])
 
     def axes(least, most):
@@ -48,20 +48,20 @@ def draw(random):
 
 
 def query(settings):
-    """The settings as an address holds them."""
-    told = {name: "x".join(texts) for name, texts in settings.items() if name not in ("before", "after")}
+    """The settings as a query string."""
+    values = {name: "x".join(texts) for name, texts in settings.items() if name not in ("before", "after")}
     if not any(settings["stride"]):
-        told["stride"] = ""
+        values["stride"] = ""
     sides = zip(settings["before"], settings["after"], strict=True)
-    if told["padding"] == "even":
-        told["padding"] = "x".join(settings["before"])
-    elif told["padding"] == "pairs":
-        told["padding"] = "x".join(",".join(pair) for pair in sides)
-    return "&".join(f"{name}={text}" for name, text in told.items())
+    if values["padding"] == "even":
+        values["padding"] = "x".join(settings["before"])
+    elif values["padding"] == "pairs":
+        values["padding"] = "x".join(",".join(pair) for pair in sides)
+    return "&".join(f"{name}={text}" for name, text in values.items())
 
 
-class Truth:
-    """What the oracle says about settings: input, windows, output, indices, divisors."""
+class Expected:
+    """The oracle's input, windows, output, indices and divisors for settings."""
 
     def __init__(self, settings):
         size, kernel, dilation, outs = (
@@ -93,11 +93,8 @@ class Truth:
         elif isinf(norm):
             self.y = oracle.select(abs(self.x), self.plan, least=norm < 0)[0]
         else:
-            self.divisor = None if self.adaptive else counts
             with np.errstate(all="ignore"):
-                sums = oracle.total(self.x**norm, self.plan)
-                scale = 1 if self.adaptive else np.prod(kernel) / counts
-                self.y = (sums * scale) ** (1 / norm)
+                self.y = oracle.total(abs(self.x) ** norm, self.plan) ** (1 / norm)
 
 
 def _padding(settings, size, kernel, stride, dilation):
@@ -107,7 +104,7 @@ def _padding(settings, size, kernel, stride, dilation):
         return list(zip(before, after if kind == "pairs" else before, strict=True))
     pads = []
     for n, k, s, d in zip(size, kernel, stride, dilation, strict=True):
-        # As few cells as give ceil(n / s) windows; an odd one goes after the input, or before it.
+        # The least padding that gives ceil(n / s) windows; the odd element goes after the input, or before.
         total = next(
             t for t in range(1000) if kind == "valid" or (n + t - d * (k - 1) - 1) // s + 1 >= -(-n // s)
         )
@@ -129,17 +126,17 @@ def running() -> Iterator[Server]:
         server.server_close()
 
 
-def wait_until(true):
-    """Look again and again; what has not come true by then hangs, however busy the machine is."""
+def wait_until(condition):
+    """Poll until the condition holds; the limit only stops a test that hangs."""
     for _ in range(HANG * 50):
-        if true():
+        if condition():
             return
         time.sleep(0.02)
-    raise AssertionError("it did not come true")
+    raise AssertionError("the condition did not become true")
 
 
 def png(pixels):
-    """An RGBA picture as a PNG file."""
+    """An RGBA image as the bytes of a PNG file."""
 
     def chunk(kind, content):
         return (

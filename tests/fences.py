@@ -1,9 +1,9 @@
-"""Memory for tests: arrays flush against pages that nobody may touch, inside bytes whose change is seen.
+"""Guarded memory for tests: arrays flush against protected pages, surrounded by a known byte pattern.
 
-`Memory` lays an array of any strides into pages of its own, filled with a pattern. A read or write beyond the
-fence ends the process; `check` finds bytes that changed beside the array. `poisoned_results` fills what the
-package allocates, so that an element nobody wrote is seen. The fuzzer and the GPU checks use these too, so
-nothing here needs the compiled core or PyTorch.
+`Memory` places an array with any strides in its own pages, filled with a pattern. An access beyond a
+protected page (a fence) ends the process; `check` finds changed bytes next to the array. `poisoned_results`
+fills the results that the package allocates, so that unwritten elements are detected. The fuzzer and the GPU
+checks use this module too, so it needs neither the compiled core nor PyTorch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ndpool import _native
 Array = np.ndarray[Any, Any]
 POISON = 0xA5
 PAGE = mmap.PAGESIZE
-ENDS = ("front", "behind")  # which side of an array is flush with a fence
+ENDS = ("front", "behind")  # the side of an array that is flush with a fence
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 if _libc:
@@ -32,7 +32,7 @@ if _libc:
 
 
 def pages(nbytes: int) -> Array:
-    """At least so many bytes, whole pages of poison, with a forbidden page on either side."""
+    """At least `nbytes` of poisoned memory in whole pages, with a protected page on either side."""
     inside = -(-max(1, nbytes) // PAGE) * PAGE
     everything = np.frombuffer(mmap.mmap(-1, inside + 2 * PAGE), np.uint8)
     at = everything.ctypes.data
@@ -45,10 +45,10 @@ def pages(nbytes: int) -> Array:
 
 
 class Layout(NamedTuple):
-    """How an array lies in memory, relative to a packed one in row-major order.
+    """The memory layout of an array, relative to a packed one in row-major order.
 
-    Axes in memory order, outermost first; per axis how many elements one step takes, how many elements are
-    left free behind it, its direction, and whether it is broadcast; the bytes by which it is misaligned.
+    Axes in memory order, outermost first; for each axis its step in elements, the unused elements after it,
+    its direction, and whether it is broadcast; the misalignment in bytes.
     """
 
     order: tuple[int, ...]
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
 
     @property
     def tags(self) -> list[str]:
-        """What is special about it, in words."""
+        """The special properties of the layout, as words."""
         plain = not any((self.shift, *self.broadcast, *self.gaps)) and {*self.signs, *self.steps} <= {1}
         kinds = {
             "contiguous": plain and self.order == tuple(range(len(self.order))),
@@ -90,7 +90,7 @@ def packed(ndim: int, order: Sequence[int] | None = None) -> Layout:
 
 
 class Memory:
-    """An array laid into poisoned memory; `end` says on which side it is flush with a fence, if any."""
+    """An array in poisoned memory; `end` is the side that is flush with a fence, if any."""
 
     def __init__(self, shape: Sequence[int], dtype: Any, layout: Layout | None = None, end: str = "") -> None:
         self.shape, self.dtype = tuple(shape), np.dtype(dtype)
@@ -117,22 +117,22 @@ class Memory:
         return self._view(memory, f"u{self.dtype.itemsize}")
 
     def fill(self, values: Array) -> Memory:
-        """Put values into the array, bit for bit."""
+        """Copy the bits of values into the array."""
         if values.size:
             bits = np.ascontiguousarray(values).view(f"u{self.dtype.itemsize}")
             self._bits(self.bytes)[...] = bits
             assert all(self.strides) or np.array_equal(self._bits(self.bytes), bits), (
-                "broadcast axes hold one value"
+                "broadcast axes must have one value"
             )
         return self.keep()
 
     def keep(self) -> Memory:
-        """Remember every byte as it is now."""
+        """Save the current bytes for `check`."""
         self._before = self.bytes.copy()
         return self
 
     def check(self, name: str, *, written: bool = False) -> None:
-        """Fail where a byte changed since `keep`; those of the array itself may if it was `written`."""
+        """Fail if a byte changed since `keep`; the array itself may change if `written`."""
         assert self._before is not None
         before = self._before.copy()
         if written and prod(self.shape):
@@ -140,7 +140,7 @@ class Memory:
         if not np.array_equal(before, self.bytes):
             at = np.flatnonzero(before != self.bytes)
             first = int(at[0]) - self.offset
-            where = "beside" if written else "in or beside"
+            where = "next to" if written else "in or next to"
             raise AssertionError(
                 f"{len(at)} bytes {where} {name} were changed, the first {first} bytes from its first element"
             )
@@ -152,14 +152,14 @@ def lay(values: Array, layout: Layout | None = None, end: str = "") -> Memory:
 
 
 class _Namespace(SimpleNamespace):
-    """NumPy as one module sees it, with some functions of its own."""
+    """NumPy's namespace with some functions replaced."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
 
 
 def _poisoned(make: Callable[..., Array], end: Callable[[], str]) -> Callable[..., Array]:
-    """An allocating function of NumPy whose results are poisoned, beside a fence where `end` names one."""
+    """A NumPy allocation function with poisoned results, next to a fence if `end` returns a side."""
 
     def call(*args: Any, **kwargs: Any) -> Array:
         made = make(*args, **kwargs)
@@ -181,11 +181,11 @@ def _poisoned(make: Callable[..., Array], end: Callable[[], str]) -> Callable[..
 
 @contextmanager
 def poisoned_results(end: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Results that ndpool allocates meanwhile hold a pattern (NumPy), or NaN and extremes (PyTorch).
+    """Fill results that ndpool allocates with a pattern (NumPy), or NaN and extremes (PyTorch).
 
-    NumPy's are placed beside fences where `end` names a side.
+    NumPy results are placed next to fences if `end` returns a side.
     """
-    framework: Any = SimpleNamespace(np=np)  # without a compiled core there are only tensors
+    framework: Any = SimpleNamespace(np=np)  # without a compiled core, only tensors are pooled
     if _native.BUILT:
         from ndpool.frameworks import numpy as framework
     names = ("empty", "empty_like")

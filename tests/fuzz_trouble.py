@@ -1,4 +1,4 @@
-"""A worker of the fuzzer whose third case ends the process, whose fifth hangs and whose sixth fails."""
+"""A fuzzer worker in which case 3 crashes, case 5 hangs and case 6 fails."""
 
 from __future__ import annotations
 

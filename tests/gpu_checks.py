@@ -27,13 +27,13 @@ import ndpool
 import ndpool.torch
 import oracle
 from fences import pages, poisoned_results
-from ndpool import _explain, geometry
+from ndpool import _record, geometry
+from ndpool._cache import cache
+from ndpool._call import Call
 from ndpool._triton import backward, decompose, launch, planes, strip
 from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import layout_of
-from ndpool.frameworks import _torch_gpu, _torch_gpu_quick
-from ndpool.frameworks import _torch_kernels as kernels
-from ndpool.frameworks import torch as framework
+from ndpool.frameworks.torch import cuda, kernels, tensors
 from ndpool.reductions import REDUCTIONS
 
 GPU = torch.cuda.is_available()
@@ -58,7 +58,6 @@ def triton_kernels():
     assert os.environ.get("TRITON_INTERPRET") == "1"
     patch = pytest.MonkeyPatch()
     patch.setattr(kernels, "triton_only", True)
-    patch.setattr(framework, "recall", lambda *_: False)
     yield
     patch.undo()
 
@@ -233,7 +232,7 @@ def test_kinds_start_every_kernel(monkeypatch):
         )
         started.add((self.name, *((flag, bool(constants[flag])) for flag in flags if flag in constants)))
 
-    _torch_gpu_quick._recipes.clear()  # cached calls bypass `Prepared.__call__`
+    cache.clear()  # prepared calls bypass `Prepared.__call__`
     monkeypatch.setattr(launch.Prepared, "__call__", note)
     for case in KINDS:
         start(*case)
@@ -327,7 +326,7 @@ class Fenced:
 
     def empty(self, x, shape, dtype, channels_last, *n_axes):
         """Replacement for the kernels' own `empty`."""
-        return self.like(kernels.empty(torch.empty(0), shape, dtype, channels_last, *n_axes))
+        return self.like(tensors.empty(torch.empty(0), shape, dtype, channels_last, *n_axes))
 
 
 fences = pytest.mark.skipif(GPU or sys.platform != "linux", reason="fences the memory of a CPU")
@@ -356,7 +355,7 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
     if last and len(shape) == 3:
         pytest.skip("a row has no such format")
     fenced, has_index = Fenced(behind), "max" in name
-    monkeypatch.setattr(_torch_gpu, "empty", fenced.empty)
+    monkeypatch.setattr(cuda, "empty", fenced.empty)
     drawn = torch.randint(-9, 9, shape, generator=torch.Generator().manual_seed(0)).float()
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     drawn = drawn.contiguous(memory_format=formats[len(shape)]) if last else drawn
@@ -387,22 +386,13 @@ def test_several_kernels(monkeypatch, name, shape, args, layout):
     """The paths of large arrays: axis by axis, windows and planes cut into pieces."""
     monkeypatch.setattr(decompose, "PIECE", 1)
     monkeypatch.setattr(planes, "LARGE", 16)
-    monkeypatch.setattr(_torch_gpu, "SHORT", 0)
-    caches = (
-        decompose.pieces.cache_clear,
-        _torch_gpu.forward_of.cache_clear,
-        _torch_gpu_quick._recipes.clear,
-    )
+    monkeypatch.setattr(cuda, "SHORT", 0)
+    caches = (decompose.pieces.cache_clear, cuda._launched.cache_clear, cache.clear)
     for clear in caches:
         clear()
     test_every_case(name, shape, args, layout)
     for clear in caches:
         clear()
-
-
-def recipe(x, *window, name="max_pool2d"):
-    """The cached recipe of a CUDA call; without a GPU a CPU tensor takes its place."""
-    return _torch_gpu_quick.recipe_of(name, 2, REDUCTIONS[name[:3]], x, window, False, False)
 
 
 class Growing:
@@ -420,10 +410,7 @@ def test_errors_do_not_depend_on_history():
     """2, 2.0 and True are equal: a cached call must not make the others legal."""
     x = torch.randn(1, 2, 8, 8).to(DEVICE)
     for good, wrong in ((2, 2.0), (1, True), ((2, 2), (2.0, 2)), ((1, 1), (1, True)), (2, np.float64(2))):
-        assert recipe(x, good, None, 0, 1, False)
         assert ndpool.max_pool2d(x, good).shape
-        with pytest.raises(TypeError, match="kernel_size must be an integer"):
-            recipe(x, wrong, None, 0, 1, False)
         with pytest.raises(TypeError, match="kernel_size must be an integer"):
             ndpool.max_pool2d(x, wrong)
     assert ndpool.adaptive_avg_pool2d(x, 1).shape
@@ -436,19 +423,16 @@ def test_errors_do_not_depend_on_history():
     assert [ndpool.max_pool2d(x, 2, steps).shape[-1] for _ in range(2)] == [4, 3]
 
 
-def test_cached_calls_are_bounded(monkeypatch):
-    """Threads share the cache; a new entry replaces the oldest."""
-    monkeypatch.setattr(_torch_gpu_quick, "LIMIT", 8)
-    _torch_gpu_quick._recipes.clear()
-    xs = [torch.randn(1, 2, 8, n + 8).to(DEVICE) for n in range(12)]
-    with ThreadPoolExecutor(4) as threads:
-        made = list(threads.map(lambda k: recipe(xs[k % 12], 2, None, 0, 1, False), range(240)))
-    assert all(made)
-    assert len(_torch_gpu_quick._recipes) == 8
-    newest = recipe(xs[0], 3, None, 0, 1, False)
-    assert recipe(xs[0], 3, None, 0, 1, False) is newest
-    assert len(_torch_gpu_quick._recipes) == 8
-    _torch_gpu_quick._recipes.clear()
+def test_threads_share_prepared_calls():
+    cache.clear()
+    xs = [torch.randn(1, 2, 8, n + 8) for n in range(12)]
+    ours = [x.to(DEVICE) for x in xs]
+    with ThreadPoolExecutor(4 if GPU else 1) as threads:  # the interpreter has one
+        made = list(threads.map(lambda k: ndpool.max_pool2d(ours[k % 12], 2).cpu(), range(120)))
+    for k, y in enumerate(made):
+        assert torch.equal(y, F.max_pool2d(xs[k % 12], 2))
+    assert len(cache) == 12
+    cache.clear()
 
 
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "max_pool3d", "avg_pool3d"])
@@ -462,8 +446,9 @@ def test_no_cliffs(name, dtype, odd):
     for last in (False, True):
         x = x.contiguous(memory_format=formats[n]) if last else x
         for k in range(2, 32):
-            plan = geometry.named(name, x.shape[2:], (k, 1, k // 2, 1, False))
-            found = _torch_gpu.kernels_of(x, axes, plan, reduction, dtype, 0, last, torch.device("cpu"))
+            plan = geometry.plan(name, x.shape[2:], (k, 1, k // 2, 1, False), True)
+            call = Call(name, reduction, axes, plan, dtype=dtype)
+            found = cuda.launches(call, x, last, torch.device("cpu"))
             assert found is not None, (k, last)
             assert all(run._kernel is strip.strip_forward_kernel for _, _, run in found), (k, last)
 
@@ -478,10 +463,9 @@ def test_few_kernels_for_all_sizes(name, args, last):
         for size in range(40, 280):
             x = torch.empty((batch, 64, size, size), device="meta")
             x = x.contiguous(memory_format=torch.channels_last) if last else x
-            plan = geometry.named(name, x.shape[2:], (*args, 1, False))
-            memory = (x.shape, x.stride(), x.dtype, x.dtype, torch.device("cpu"))
-            how = (REDUCTIONS[name[:3]], 0, 0, last, True)
-            run = _torch_gpu.forward_of.__wrapped__(plan, (2, 3), *memory, *how)[2]
+            plan = geometry.plan(name, x.shape[2:], (*args, 1, False), True)
+            call = Call(name, REDUCTIONS[name[:3]], (2, 3), plan, dtype=x.dtype)
+            [(_, _, run)] = cuda.launches(call, x, last, torch.device("cpu"))
             numbers, constants = run._arguments
             kinds = tuple(None if n is None else type(n) is int and n >= 2**31 for n in numbers)
             made.add((run._kernel, kinds, tuple(constants.items())))
@@ -531,7 +515,7 @@ def test_hard_values(dtype, args):
 @pytest.mark.parametrize("large", [False, True])
 def test_zeros_of_both_signs(monkeypatch, args, layout, large):
     """With indices a zero has the sign of the element at its index; without them either sign is allowed."""
-    forget = (_torch_gpu.forward_of.cache_clear, _torch_gpu_quick._recipes.clear)
+    forget = (cuda._launched.cache_clear, cache.clear)
     if large:
         monkeypatch.setattr(strip, "SATURATED", 1)
         [clear() for clear in forget]
@@ -548,7 +532,7 @@ def test_zeros_of_both_signs(monkeypatch, args, layout, large):
             x = x.contiguous(memory_format=torch.channels_last)
         if not GPU and sys.platform == "linux":
             fenced = Fenced(behind=large)
-            monkeypatch.setattr(_torch_gpu, "empty", fenced.empty)
+            monkeypatch.setattr(cuda, "empty", fenced.empty)
             x = fenced.like(x).copy_(x)
         assert_same_values(ndpool.max_pool2d(x.to(DEVICE), *args).cpu(), want)
         assert_same_values(
@@ -581,9 +565,9 @@ def test_axes_far_apart():
 def test_notes_of_a_call(monkeypatch):
     """Kernels by direction, and copies: what `explain` reports, also for cached calls."""
     kernels_, copies = [], []
-    monkeypatch.setattr(_explain, "recording", True)
-    monkeypatch.setattr(_explain, "note_kernel", lambda *note: kernels_.append(note))
-    monkeypatch.setattr(_explain, "note_copy", copies.append)
+    monkeypatch.setattr(_record, "recording", True)
+    monkeypatch.setattr(_record, "note_kernel", lambda *note: kernels_.append(note))
+    monkeypatch.setattr(_record, "note_copy", copies.append)
     x = torch.randn(1, 1, 12, 16).to(DEVICE).requires_grad_()
     where = str(x.device)
     for _ in range(2):

@@ -27,10 +27,10 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from ndpool import geometry
-from ndpool._native import INDEX64, NO_EXTRA, OFFSET8, OFFSET32
+from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, Call
 from ndpool._triton import scatter
 from ndpool._triton.kernels import indexing
-from ndpool.frameworks import _torch_gpu
+from ndpool.frameworks.torch import cuda
 from ndpool.reductions import REDUCTIONS
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -61,7 +61,7 @@ class Stopped(Exception):
 def counting() -> Iterator[set[str]]:
     """Launches record the key of Triton's kernel cache, and do nothing else."""
     made: set[str] = set()
-    run, start = JITFunction.run, _torch_gpu._run
+    run, start = JITFunction.run, cuda._on_device
 
     def note(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         *_, binder = self.device_caches[0]
@@ -70,18 +70,18 @@ def counting() -> Iterator[set[str]]:
 
     driver.set_active(Driver())  # type: ignore[arg-type]
     JITFunction.run = note
-    _torch_gpu._run = lambda launch, *tensors: launch(*tensors)
+    cuda._on_device = lambda launch, *tensors: launch(*tensors)
     try:
         yield made
     finally:
-        JITFunction.run, _torch_gpu._run = run, start
+        JITFunction.run, cuda._on_device = run, start
 
 
 @contextmanager
 def compiling(whole: bool) -> Iterator[Counter[str]]:
     """Launches only compile: to machine code, or up to the first stage, which checks types."""
     made: Counter[str] = Counter()
-    run, add_stages, early, start = JITFunction.run, CUDABackend.add_stages, indexing.USE_PDL, _torch_gpu._run
+    run, add_stages, early, start = JITFunction.run, CUDABackend.add_stages, indexing.USE_PDL, cuda._on_device
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         made[self.__name__] += 1
@@ -99,14 +99,14 @@ def compiling(whole: bool) -> Iterator[Counter[str]]:
     driver.set_active(Driver())  # type: ignore[arg-type]
     JITFunction.run = compile_only
     indexing.USE_PDL = tl.constexpr(True)  # as on a Hopper GPU
-    _torch_gpu._run = lambda launch, *tensors: launch(*tensors)
+    cuda._on_device = lambda launch, *tensors: launch(*tensors)
     if not whole:
         CUDABackend.add_stages = first_stage
     try:
         yield made
     finally:
         JITFunction.run, CUDABackend.add_stages, indexing.USE_PDL = run, add_stages, early
-        _torch_gpu._run = start
+        cuda._on_device = start
 
 
 def like(shape: tuple[int, ...], dtype: torch.dtype, layout: str) -> torch.Tensor:
@@ -131,21 +131,23 @@ def call(
     last = layout == "channels_last" and len(shape) in FORMATS
     n, reduction = len(plan.axes), REDUCTIONS[reduce]
     axes = tuple(range(len(shape) - n, len(shape)))
-    offset = OFFSET8 if plan.taps <= 256 else OFFSET32
-    result = dtype if dtype.is_floating_point or reduction.picks else torch.int64
+    result = dtype if dtype.is_floating_point or reduction.has_index else torch.int64
     norm = 2.0 if reduction.norm else 0.0
-    kinds = {"values": NO_EXTRA} | ({"offsets": offset, "indices": INDEX64} if reduction.picks else {})
+    made = Call(reduce, reduction, axes, plan, dtype=result, divisor=divisor, norm=norm)
+    kinds = {"values": NO_EXTRA}
+    if reduction.has_index:
+        kinds |= {"offsets": made.offsets, "indices": INDEX64}
     for part, kind in kinds.items():
         if part in parts:
-            _torch_gpu.pool(x, axes, plan, reduction, result, divisor, norm, kind, last)
+            cuda.pool(made._replace(extra=kind), x, last)
     if not dtype.is_floating_point or reduction.norm or "backward" not in parts:
         return
     grad = like((*shape[:-n], *plan.out), dtype, "channels_last" if last else "contiguous")
-    if reduction.picks:
-        offsets = torch.empty_like(grad, dtype=torch.uint8 if offset == OFFSET8 else torch.int32)
-        _torch_gpu.spread_picks(grad, offsets, axes, plan, reduction, last)
+    if reduction.has_index:
+        kind = torch.uint8 if made.offsets == OFFSET8 else torch.int32
+        cuda.max_backward(made, grad, torch.empty_like(grad, dtype=kind), last)
     else:
-        _torch_gpu.spread(grad, axes, plan, reduction, dtype, divisor, last)
+        cuda.sum_backward(made, grad, last)
 
 
 # Functions whose kernels support any image size: reduction and output size.
@@ -211,7 +213,7 @@ REFUSED = [((4, 16, 64, 8, 28), "max_pool3d", (8, 2, 2))]
 def refused_once() -> None:
     for shape, name, args in REFUSED:
         n = int(name[-2])
-        plan = geometry.named(name, shape[-n:], (*args, 1, False))
+        plan = geometry.plan(name, shape[-n:], (*args, 1, False), True)
         call(shape, plan, name[:3], parts=("backward",))
 
 

@@ -139,11 +139,7 @@ def check(rng: np.random.Generator, call: Draw, device: str) -> None:
         _same(back, want, call, exact=True)
     elif reduce == "lp":
         (sums,) = on_axes(oracle.total, x**2, axes, call.plan)
-        if call.function == "pool":
-            padded = _along(oracle.counts(call.plan, padded=True), axes, x.ndim)
-            values = np.sqrt(sums / np.maximum(padded, 1) * prod(call.window))
-        else:
-            values = np.sqrt(sums)
+        values = np.sqrt(sums)
     else:
         (values,) = on_axes(oracle.total, x, axes, call.plan)
         if reduce == "avg":
@@ -162,7 +158,7 @@ def check(rng: np.random.Generator, call: Draw, device: str) -> None:
         (want,) = _of_two(oracle.max_pool_backward, grad, indices, axes, sizes)
     else:
         shares = grad / _along(call.counts, axes, x.ndim) if reduce == "avg" else grad
-        (want,) = on_axes(oracle.spread, shares, axes, call.plan, sizes)
+        (want,) = on_axes(oracle.sum_backward, shares, axes, call.plan, sizes)
     _same(g, want, call, exact=has_index)
 
 

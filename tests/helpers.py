@@ -1,7 +1,6 @@
-"""Small things that several test files share: fresh processes, answers for any axes, arrays of hard values.
+"""Helpers of several test files: fresh processes, the oracle for any axes, difficult values, comparisons.
 
-A process under AddressSanitizer has memory of its own that no test of memory should count; such tests carry
-the mark that is made here.
+AddressSanitizer allocates memory in the process, so tests that measure memory are skipped under it.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ import numpy as np
 import pytest
 
 import oracle
-from cases import same_bits
+from cases import as_tuple, same_bits
 from ndpool import geometry
 from oracle import Array, Plan
 
 not_sanitized = pytest.mark.skipif(
-    "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's own memory would be counted"
+    "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's memory would be counted"
 )
 
 
-HANG = 1800  # seconds after which a process hangs, however busy the machine is
+HANG = 1800  # seconds after which a process counts as hanging, even on a busy machine
 
 
 def run_python(code: str | Path, *arguments: str, **environment: str) -> str:
-    """What a fresh interpreter prints that runs this code or file; a failure shows its error output."""
+    """The output of a new interpreter that runs this code or file; a failure shows its error output."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("NDPOOL_")}
     done = subprocess.run(
         [sys.executable, *(["-c", code] if isinstance(code, str) else [str(code)]), *arguments],
@@ -48,14 +47,14 @@ def run_python(code: str | Path, *arguments: str, **environment: str) -> str:
 def on_axes(
     solve: Callable[..., Any], x: Array, axes: Sequence[int], *args: Any, **kwargs: Any
 ) -> tuple[Array, ...]:
-    """The oracle's answer for any axes: the pooled ones moved last in the order given, and back."""
+    """The oracle's result for any axes, which are moved to the end in the given order and back."""
     last = range(-len(axes), 0)
     result = solve(np.moveaxis(x, axes, last), *args, **kwargs)
-    return tuple(np.moveaxis(r, last, axes) for r in (result if isinstance(result, tuple) else (result,)))
+    return tuple(np.moveaxis(r, last, axes) for r in as_tuple(result))
 
 
 def hard_values(shape: Sequence[int], dtype: Any, seed: int = 0, special: float = 0.02) -> Array:
-    """Many ties; of the floats a share is NaN, infinite or a negative zero."""
+    """Values with many ties; a fraction of floats is NaN, infinite or negative zero."""
     rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
     if dtype == np.bool_:
         return rng.random(shape) < 0.5
@@ -69,7 +68,7 @@ def hard_values(shape: Sequence[int], dtype: Any, seed: int = 0, special: float 
 
 
 def epsilon(dtype: Any) -> float:
-    """The distance from 1 to the next number of a floating type, bfloat16 included."""
+    """The machine epsilon of a floating dtype, including bfloat16."""
     return float(ml_dtypes.finfo(dtype).eps)
 
 
@@ -79,7 +78,7 @@ def plain(shape: Sequence[int], dtype: Any = float, seed: int = 0) -> Array:
 
 
 def small(shape: Sequence[int], dtype: Any, seed: int = 0, low: int = -2) -> Array:
-    """Whole numbers up to 2: sums of hundreds are exact in every type."""
+    """Integers up to 2: sums of hundreds are exact in every dtype."""
     return np.random.default_rng(seed).integers(low, 3, shape).astype(dtype)
 
 
@@ -89,9 +88,8 @@ def inner(a: Array, b: Array) -> float:
 
 
 def assert_exact(got: Array | tuple[Array, ...], want: Array | tuple[Array, ...]) -> None:
-    """Same types, shapes and bits; any NaN counts as any other."""
-    pairs = zip(*(a if isinstance(a, tuple) else (a,) for a in (got, want)), strict=True)
-    for have, need in pairs:
+    """Fail unless dtypes, shapes and bits are equal; all NaNs are equal."""
+    for have, need in zip(as_tuple(got), as_tuple(want), strict=True):
         assert (have.dtype, have.shape) == (need.dtype, need.shape)
         wrong = np.argwhere(~same_bits(np.ascontiguousarray(have), np.ascontiguousarray(need)))
         at = tuple(map(int, wrong[0])) if len(wrong) else ()
@@ -99,7 +97,7 @@ def assert_exact(got: Array | tuple[Array, ...], want: Array | tuple[Array, ...]
 
 
 def assert_close(got: Array, want: Array, taps: int, magnitude: Any = None) -> None:
-    """Equal but for a rounding per tap, of the sum of magnitudes, and one of the result."""
+    """Fail unless equal up to one rounding of the sum of magnitudes per tap, and one of the result."""
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     eps = epsilon(want.dtype)
     have, need = got.astype(np.float64), want.astype(np.float64)
@@ -123,7 +121,7 @@ GEOMETRIES = {  # sliding: kernel, stride, padding, dilation, ceil_mode; adaptiv
 
 
 def plans(windows: Any, sizes: tuple[int, ...]) -> tuple[geometry.Plan, Plan]:
-    """The package's plan and the oracle's, for a geometry of the list."""
+    """The plan of the package and of the oracle, for an entry of `GEOMETRIES`."""
     n = len(sizes)
     if isinstance(windows, int):
         return geometry.adaptive("f", sizes, windows), oracle.adaptive_plan(sizes, [windows] * n)
@@ -133,8 +131,22 @@ def plans(windows: Any, sizes: tuple[int, ...]) -> tuple[geometry.Plan, Plan]:
     )
 
 
+def routed_functions() -> list[tuple[Any, str]]:
+    """The functions that `ndpool.torch.patch` replaces, as (module, name)."""
+    import torch
+
+    import ndpool.torch
+
+    found = []
+    for module in (torch.nn.functional, torch):
+        before = dict(vars(module))
+        with ndpool.torch.patch():
+            found += [(module, name) for name, value in vars(module).items() if before[name] is not value]
+    return found
+
+
 def run_child(code: str) -> tuple[int, list[str], str]:
-    """Exit status, lines and error output of a fresh interpreter, which may crash."""
+    """The exit status, output lines and error output of a new interpreter, which may crash."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

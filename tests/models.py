@@ -1,7 +1,7 @@
-"""Small versions of the networks that people pool in, in plain PyTorch.
+"""Small versions of well-known networks that pool, in plain PyTorch.
 
-They know nothing of ndpool: tests and benchmarks run them before and after `accelerate`, and under `patch`.
-Each keeps the pooling of its model to the argument and is otherwise as small as it can be.
+They do not use ndpool: tests and benchmarks run them before and after `accelerate`, and under `patch`.
+Each has the same pooling arguments as the original network and is otherwise as small as possible.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 def conv(n_in: int, n_out: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps the size, its normalisation and a ReLU."""
+    """A convolution with "same" padding, batch normalisation and a ReLU."""
     return nn.Sequential(
         nn.Conv2d(n_in, n_out, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(n_out), nn.ReLU()
     )
@@ -34,7 +34,7 @@ class SmallCNN(nn.Sequential):
 
 
 class VGGBlocks(nn.Sequential):
-    """Blocks of two convolutions and a pool; the pool may go before the ReLU, with which it commutes."""
+    """Blocks of two convolutions and a pool; the pool commutes with the ReLU and may precede it."""
 
     def __init__(self, widths: tuple[int, ...] = (3, 8, 12), pool_first: bool = False) -> None:
         layers: list[nn.Module] = []
@@ -63,7 +63,7 @@ class ResNetStem(nn.Module):
 
 
 class Inception(nn.Module):
-    """A GoogLeNet block between its pools, with the average pool of the later versions beside it."""
+    """A GoogLeNet block between pools, with the average-pooling branch of later versions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Inception(nn.Module):
 
 
 class SPPF(nn.Module):
-    """YOLO's fast spatial pyramid: one pool of stride 1, three times."""
+    """YOLO's fast spatial pyramid pooling: one pool with stride 1, applied three times."""
 
     def __init__(self, n_in: int = 8, n_out: int = 6) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class SPPF(nn.Module):
 
 
 class PyramidPooling(nn.Module):
-    """PSPNet's pyramid: adaptive averages of sizes 1, 2, 3 and 6, scaled up again."""
+    """PSPNet's pyramid: adaptive average pooling to sizes 1, 2, 3 and 6, then upsampling."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class PyramidPooling(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Channel attention from global averages, called as functions."""
+    """Channel attention from global average pooling, called as functions."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class SqueezeExcite(nn.Module):
 
 
 class CBAM(nn.Module):
-    """Channel attention from averages and maxima, then spatial attention."""
+    """Channel attention from global average and max pooling, then spatial attention."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class CBAM(nn.Module):
 
 
 class CoordAtt(nn.Module):
-    """Coordinate attention: averages of rows and of columns."""
+    """Coordinate attention: average pooling of rows and of columns."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class CoordAtt(nn.Module):
 
 
 class SegNet(nn.Module):
-    """An encoder and a decoder that shares its indices, for sizes that do not halve evenly."""
+    """An encoder and a decoder that uses its indices, for odd sizes too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,18 +174,18 @@ class SegNet(nn.Module):
         self.unpool = nn.MaxUnpool2d(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        ways = []
+        saved = []
         for stage in self.down:
             full = stage(x)
             x, indices = self.pool(full)
-            ways.append((indices, full.shape))
-        for stage, (indices, size) in zip(self.up, reversed(ways), strict=True):
+            saved.append((indices, full.shape))
+        for stage, (indices, size) in zip(self.up, reversed(saved), strict=True):
             x = stage(self.unpool(x, indices, output_size=size))
         return x
 
 
 class DenseNet3d(nn.Module):
-    """A dense block of a 3-D DenseNet between its stem, its transition and its head."""
+    """The stem, one dense block, the transition and the head of a 3-D DenseNet."""
 
     def __init__(self, width: int = 4) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class DenseNet3d(nn.Module):
 
 
 class AudioNet(nn.Module):
-    """Strided convolutions over a wave form with every 1-D pool on the way."""
+    """Strided convolutions over a waveform with every kind of 1-D pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,12 +220,12 @@ class AudioNet(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, an input for it, and what to expect of its pooling."""
+    """A model, the shape of its input, and properties of its pooling."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    pools: int  # pooling modules
-    exact: bool = False  # maxima only: not a bit may differ
+    pools: int  # number of pooling modules
+    exact: bool = False  # max pooling only: results must be bitwise equal
 
 
 CASES = {
@@ -245,7 +245,7 @@ CASES = {
 
 
 def saved_bytes(model: nn.Module, x: Tensor) -> int:
-    """What a forward pass keeps for backward, every memory counted once."""
+    """The bytes that a forward pass saves for backward; each storage counts once."""
     kept = {}
 
     def pack(t: Tensor) -> Tensor:
@@ -254,5 +254,5 @@ def saved_bytes(model: nn.Module, x: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         result = model(x)
-    # Until here the result has kept alive what was counted, so that no address was counted for two.
+    # The result keeps the counted storages alive up to here, so that no address is reused.
     return sum(kept.values()) if result.requires_grad else 0

@@ -1,9 +1,9 @@
-"""The truth about pooling: brute-force NumPy, written from the definition and nothing else.
+"""The reference for pooling: brute-force NumPy, written from the definition.
 
-Every other test trusts this file; ``test_oracle.py`` asks PyTorch whether it deserves it. Windows are
-listed position by position and outputs visited one by one, leading axes carried along whole. The pooled
-axes are the last ``n``, one per entry of the kernel or output size. Speed and the checking of arguments
-stay out, and so does any import of the package under test.
+Every other test trusts this file; ``test_oracle.py`` compares it with PyTorch. Windows are lists of
+positions, and outputs are computed one by one for all leading axes at once. The pooled axes are the last
+``n``, one per entry of the kernel or output size. It does not check arguments, is not optimized, and does
+not import the package under test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DType = np.dtype[Any]
 
 
 class Window(NamedTuple):
-    """One output of one axis: the input positions it holds, where it begins, how many taps it counts."""
+    """One window of one axis: its input positions, its start, and the number of taps in input and padding."""
 
     positions: list[int]
     start: int
@@ -32,7 +32,7 @@ Plan = list[list[Window]]
 
 
 def output_size(size: int, kernel: int, stride: int, pad: tuple[int, int], dilation: int, ceil: bool) -> int:
-    """Windows that fit; with ``ceil`` also one that hangs over, if it begins no later than the input ends."""
+    """Windows that fit; with ``ceil`` also a partial one, if it starts in the input or its left padding."""
     slack = size + sum(pad) - dilation * (kernel - 1) - 1
     if not ceil:
         return slack // stride + 1
@@ -43,7 +43,7 @@ def output_size(size: int, kernel: int, stride: int, pad: tuple[int, int], dilat
 def sliding_windows(
     size: int, kernel: int, stride: int, pad: tuple[int, int], dilation: int = 1, ceil: bool = False
 ) -> list[Window]:
-    """Windows of a sliding axis: they start past the leading padding; the count takes padding, no more."""
+    """Windows of a sliding axis; starts are in the input, counts include padding but nothing beyond."""
     windows = []
     for o in range(output_size(size, kernel, stride, pad, dilation, ceil)):
         taps = [o * stride - pad[0] + t * dilation for t in range(kernel)]
@@ -61,9 +61,9 @@ def adaptive_windows(size: int, out: int) -> list[Window]:
 
 
 def fractional_windows(size: int, kernel: int, out: int, sample: Any) -> list[Window]:
-    """Windows from ``floor((o + sample) * step) - floor(sample * step)``, rounded in the sample's type.
+    """Windows from ``floor((o + sample) * step) - floor(sample * step)``, rounded in the sample's dtype.
 
-    The last ends with the input, and rounding takes no other beyond it.
+    The last window ends with the input, and rounding must not move another one beyond it.
     """
     number = type(sample)
     starts = [size - kernel] * out
@@ -75,7 +75,7 @@ def fractional_windows(size: int, kernel: int, out: int, sample: Any) -> list[Wi
 
 
 def entries(value: Any, n: int | None = None) -> list[Any]:
-    """The entries of a sequence; a lone one stands for all ``n`` axes."""
+    """The entries of a sequence; a single one applies to all ``n`` axes."""
     listed = list(value) if isinstance(value, Sequence) else [value]
     return listed * n if n and len(listed) == 1 else listed
 
@@ -106,8 +106,8 @@ def adaptive_plan(shape: Sequence[int], output_size: Any) -> Plan:
     ]
 
 
-def cells(plan: Plan, shape: Sequence[int]) -> Iterator[tuple[int, Array, int]]:
-    """Per output in row-major order: its number, the flat positions it holds and its flat start."""
+def flat_windows(plan: Plan, shape: Sequence[int]) -> Iterator[tuple[int, Array, int]]:
+    """For each output in row-major order: its number, the flat indices in its window, its flat start."""
     sizes = shape[-len(plan) :]
     pitches = [prod(sizes[axis + 1 :]) for axis in range(len(plan))]
     for o, windows in enumerate(product(*plan)):
@@ -123,9 +123,9 @@ def outs(plan: Plan) -> tuple[int, ...]:
 
 
 def counts(plan: Plan, padded: bool) -> Array:
-    """How many taps each window counts, or how many input positions it holds."""
+    """The number of taps of each window, with padding or in the input only."""
     axes = [[window.count if padded else len(window.positions) for window in axis] for axis in plan]
-    return np.array([prod(cell) for cell in product(*axes)], np.int64).reshape(outs(plan))
+    return np.array([prod(taps) for taps in product(*axes)], np.int64).reshape(outs(plan))
 
 
 def planes(x: Array, n: int) -> Array:
@@ -134,12 +134,12 @@ def planes(x: Array, n: int) -> Array:
 
 
 def is_float(dtype: DType) -> bool:
-    """Whether the type is a floating one, bfloat16 included."""
+    """Whether a dtype is floating point, including bfloat16."""
     return dtype == ml_dtypes.bfloat16 or np.issubdtype(dtype, np.floating)
 
 
 def extremum_of_nothing(dtype: DType, least: bool) -> Any:
-    """What a window that holds nothing gives: an infinity, or the end of the type's range."""
+    """The maximum or minimum of an empty window: an infinity, or the end of the dtype's range."""
     if is_float(dtype):
         return inf if least else -inf
     if dtype == np.bool_:
@@ -148,23 +148,22 @@ def extremum_of_nothing(dtype: DType, least: bool) -> Any:
 
 
 def select(x: Array, plan: Plan, least: bool = False) -> tuple[Array, Array]:
-    """Extremum and its flat position per window: the first among equals, but the last NaN where there is one.
+    """The extremum of each window and its flat index: the first of ties, the last of several NaNs.
 
-    A window that holds nothing gives the extremum of nothing, and its start even where that is no position
-    of the input.
+    The index of an empty window is its start, even if that is outside the input.
     """
     flat_x = planes(x, len(plan))
     ordered = flat_x.astype(np.float64) if is_float(x.dtype) else flat_x
     values = np.empty((*flat_x.shape[:-1], prod(outs(plan))), x.dtype)
     indices = np.empty(values.shape, np.int64)
-    for o, flat, start in cells(plan, x.shape):
+    for o, flat, start in flat_windows(plan, x.shape):
         if flat.size == 0:
             values[..., o], indices[..., o] = extremum_of_nothing(x.dtype, least), start
             continue
-        taken = ordered[..., flat]
-        nan = np.isnan(taken)
+        elements = ordered[..., flat]
+        nan = np.isnan(elements)
         last_nan = flat.size - 1 - nan[..., ::-1].argmax(-1)
-        first_best = taken.argmin(-1) if least else taken.argmax(-1)
+        first_best = elements.argmin(-1) if least else elements.argmax(-1)
         indices[..., o] = flat[np.where(nan.any(-1), last_nan, first_best)]
         values[..., o] = np.take_along_axis(flat_x, indices[..., o : o + 1], -1)[..., 0]
     shape = x.shape[: x.ndim - len(plan)] + outs(plan)
@@ -172,23 +171,23 @@ def select(x: Array, plan: Plan, least: bool = False) -> tuple[Array, Array]:
 
 
 def total(x: Array, plan: Plan) -> Array:
-    """Sum per window: floats in float64, the others as ``np.sum`` promotes them."""
+    """The sum of each window: floats in float64, other dtypes promoted as by ``np.sum``."""
     flat_x = planes(x.astype(np.float64) if is_float(x.dtype) else x, len(plan))
     sums = np.empty((*flat_x.shape[:-1], prod(outs(plan))), flat_x[..., :0].sum().dtype)
     with np.errstate(invalid="ignore"):
-        for o, flat, _ in cells(plan, x.shape):
+        for o, flat, _ in flat_windows(plan, x.shape):
             sums[..., o] = flat_x[..., flat].sum(-1)
     return sums.reshape(x.shape[: x.ndim - len(plan)] + outs(plan))
 
 
 def narrow(x: Array, dtype: DType) -> Array:
-    """The array in another type, where overflow to infinity is the answer and not a fault."""
+    """The array in another dtype; overflow to infinity is the expected result."""
     with np.errstate(over="ignore"):
         return x.astype(dtype)
 
 
 def mean(x: Array, plan: Plan, divisor: Any) -> Array:
-    """Sum per window over the divisor; integers truncate toward zero."""
+    """The sum of each window divided by the divisor; integers truncate toward zero."""
     sums = total(x, plan)
     divisor = np.asarray(divisor, sums.dtype)
     if is_float(sums.dtype):
@@ -199,26 +198,26 @@ def mean(x: Array, plan: Plan, divisor: Any) -> Array:
 def max_pool(
     x: Array, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Array, Array]:
-    """Largest element of each window and its flat position in the plane."""
+    """The maximum of each window and its flat index in the plane."""
     return select(x, sliding_plan(x.shape, kernel, stride, padding, dilation, ceil_mode))
 
 
 def min_pool(
     x: Array, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Array, Array]:
-    """Smallest element of each window and its flat position in the plane."""
+    """The minimum of each window and its flat index in the plane."""
     return select(x, sliding_plan(x.shape, kernel, stride, padding, dilation, ceil_mode), least=True)
 
 
 def adaptive_max_pool(x: Array, output_size: Any) -> tuple[Array, Array]:
-    """Largest element of each adaptive window and its flat position in the plane."""
+    """The maximum of each adaptive window and its flat index in the plane."""
     return select(x, adaptive_plan(x.shape, output_size))
 
 
 def fractional_max_pool(x: Array, kernel: Any, output_size: Any, samples: Array) -> tuple[Array, Array]:
-    """Largest element of each fractional window; ``samples`` holds one number in [0, 1) per plane and axis.
+    """The maximum of each fractional window; ``samples`` has one number in [0, 1) per plane and axis.
 
-    In two dimensions the samples of a plane are given last axis first, otherwise first axis first.
+    In 2-D the samples of a plane are ordered last axis first, otherwise first axis first.
     """
     kernels, sizes = entries(kernel), entries(output_size)
     n = len(kernels)
@@ -233,7 +232,7 @@ def fractional_max_pool(x: Array, kernel: Any, output_size: Any, samples: Array)
 
 
 def max_unpool(values: Array, indices: Array, output_size: Any) -> Array:
-    """Zeros, with each value at its flat position; of values that share one, the last stays."""
+    """Zeros with each value at its flat index; for repeated indices the last value wins."""
     sizes = entries(output_size)
     n = len(sizes)
     result = np.zeros((*values.shape[: values.ndim - n], prod(sizes)), values.dtype)
@@ -246,13 +245,13 @@ def max_unpool(values: Array, indices: Array, output_size: Any) -> Array:
 def sum_pool(
     x: Array, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> Array:
-    """Sum of each window, promoted as ``np.sum`` promotes."""
+    """The sum of each window, promoted as by ``np.sum``."""
     sums = total(x, sliding_plan(x.shape, kernel, stride, padding, dilation, ceil_mode))
     return narrow(sums, x.dtype) if is_float(x.dtype) else sums
 
 
 def avg_divisor(plan: Plan, count_include_pad: bool, divisor_override: int | None) -> Any:
-    """What the sum of each window is divided by; the empty sum of one that holds nothing by 1."""
+    """The divisor of each window; 1 for empty windows."""
     return np.maximum(counts(plan, count_include_pad), 1) if divisor_override is None else divisor_override
 
 
@@ -266,13 +265,13 @@ def avg_pool(
     divisor_override: int | None = None,
     dilation: Any = 1,
 ) -> Array:
-    """Mean of each window."""
+    """The average of each window."""
     plan = sliding_plan(x.shape, kernel, stride, padding, dilation, ceil_mode)
     return narrow(mean(x, plan, avg_divisor(plan, count_include_pad, divisor_override)), x.dtype)
 
 
 def adaptive_avg_pool(x: Array, output_size: Any) -> Array:
-    """Mean of each adaptive window."""
+    """The average of each adaptive window."""
     plan = adaptive_plan(x.shape, output_size)
     return narrow(mean(x, plan, counts(plan, padded=False)), x.dtype)
 
@@ -286,10 +285,10 @@ def lp_pool(
     padding: Any = 0,
     dilation: Any = 1,
 ) -> Array:
-    """``(taps * mean(x ** p)) ** (1 / p)``; at plus or minus infinity the extremum of the magnitudes.
+    """``(taps * mean(x ** p)) ** (1 / p)``; for p = inf or -inf the extremum of the magnitudes.
 
-    Integers to an integer power keep to integers until the root is taken, so that their mean truncates;
-    the root is then float32.
+    Integers to an integer power are computed in integers up to the root, so their mean truncates; the root
+    is float32.
     """
     plan = sliding_plan(x.shape, kernel, stride, padding, dilation, ceil_mode)
     if abs(norm_type) == inf:
@@ -304,21 +303,21 @@ def lp_pool(
         return narrow((means * prod(entries(kernel))).astype(np.float64) ** (1 / norm_type), dtype)
 
 
-def spread(
+def sum_backward(
     grad: Array, plan: Plan, sizes: Sequence[int], divisor: Any = 1, weights: Array | None = None
 ) -> Array:
-    """The adjoint of a sum: each output's share goes to every position it holds, times its weight."""
+    """The adjoint of a sum: each output's gradient is added to all elements of its window, times a weight."""
     n = len(plan)
     flat_grad = planes(grad.astype(np.float64) / divisor, n)
     result = np.zeros((*flat_grad.shape[:-1], prod(sizes[-n:])))
     scale = np.ones(result.shape[-1:]) if weights is None else planes(weights, n)
-    for o, flat, _ in cells(plan, sizes):
+    for o, flat, _ in flat_windows(plan, sizes):
         result[..., flat] += flat_grad[..., o : o + 1] * scale[..., flat]
     return result.reshape(*result.shape[:-1], *sizes[-n:])
 
 
 def max_pool_backward(grad: Array, indices: Array, sizes: Sequence[int]) -> Array:
-    """Gradient of any pooling that selects: each output's goes to its index. ``sizes`` are the input's."""
+    """Gradient of max and min pooling: each output's gradient is added at its index."""
     n = len(sizes)
     flat_grad, flat_indices = planes(grad.astype(np.float64), n), planes(indices, n)
     result = np.zeros((*flat_grad.shape[:-1], prod(sizes)))
@@ -329,7 +328,7 @@ def max_pool_backward(grad: Array, indices: Array, sizes: Sequence[int]) -> Arra
 
 
 def max_unpool_backward(grad: Array, indices: Array, n: int) -> Array:
-    """Gradient of unpooling ``n`` axes: every value gets the gradient found at its index."""
+    """Gradient of unpooling ``n`` axes: each value gets the gradient at its index."""
     return np.take_along_axis(planes(grad, n), planes(indices, n), -1).reshape(indices.shape)
 
 
@@ -344,16 +343,16 @@ def avg_pool_backward(
     divisor_override: int | None = None,
     dilation: Any = 1,
 ) -> Array:
-    """Gradient of the mean over sliding windows; ``sizes`` are the pooled input's."""
+    """Gradient of average pooling over sliding windows; ``sizes`` are those of the input."""
     plan = sliding_plan(sizes, kernel, stride, padding, dilation, ceil_mode)
     divisor = avg_divisor(plan, count_include_pad, divisor_override)
-    return spread(grad, plan, sizes, divisor).astype(grad.dtype)
+    return sum_backward(grad, plan, sizes, divisor).astype(grad.dtype)
 
 
 def adaptive_avg_pool_backward(grad: Array, sizes: Sequence[int], output_size: Any) -> Array:
-    """Gradient of the mean over adaptive windows; ``sizes`` are the pooled input's."""
+    """Gradient of average pooling over adaptive windows; ``sizes`` are those of the input."""
     plan = adaptive_plan(sizes, output_size)
-    return spread(grad, plan, sizes, counts(plan, padded=False)).astype(grad.dtype)
+    return sum_backward(grad, plan, sizes, counts(plan, padded=False)).astype(grad.dtype)
 
 
 def lp_pool_backward(
@@ -366,7 +365,7 @@ def lp_pool_backward(
     padding: Any = 0,
     dilation: Any = 1,
 ) -> Array:
-    """Gradient of the power mean: ``taps / count * (x / y) ** (p - 1)``, 0 where a window sums to zero."""
+    """Gradient of Lp pooling: ``taps / count * (x / y) ** (p - 1)``, 0 where a window sums to zero."""
     plan = sliding_plan(x.shape, kernel, stride, padding, dilation, ceil_mode)
     n = len(plan)
     if abs(norm_type) == inf:
@@ -377,6 +376,6 @@ def lp_pool_backward(
         y = lp_pool(x, norm_type, kernel, stride, ceil_mode, padding, dilation)
         share = grad * y ** (1 - norm_type) * prod(entries(kernel))
         share[total(x**norm_type, plan) == 0] = 0
-        return spread(share, plan, x.shape, counts(plan, padded=True), x ** (norm_type - 1)).astype(
+        return sum_backward(share, plan, x.shape, counts(plan, padded=True), x ** (norm_type - 1)).astype(
             grad.dtype
         )

@@ -1,6 +1,6 @@
-"""The benchmark: every case at a reduced size for correctness, the checker, the runner, its reports.
+"""The benchmark: every case at a reduced size, the checker, the runner and the reports.
 
-What is timed here is tiny and proves nothing about speed; it proves that a wrong answer is never timed.
+The timings here are meaningless; the tests show that a wrong answer is never timed.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 import ndpool
 from helpers import HANG
 from ndpool import _bench
-from ndpool._bench import CASES, Case, contestants, peers, report, runner, select
+from ndpool._bench import CASES, Case, contestants, peers, random_calls, report, runner, select
 from ndpool._cli import main
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +28,7 @@ TINY = Case("tiny", "none", "max", "max_pool2d", {"kernel_size": 2}, (2, 3, 8, 1
 
 
 @pytest.fixture(autouse=True, scope="module")
-def same_threads_afterwards():
+def restore_num_threads():
     threads = ndpool.get_num_threads()
     yield
     ndpool.set_num_threads(threads)
@@ -44,11 +45,11 @@ generate = load_script(ROOT / "benchmarks" / "generate.py")
 
 
 def own():
-    return [kind(1) for kind in contestants.OWN]
+    return [kind(1) for kind in contestants.NDPOOL]
 
 
-class Changed(contestants.Whole):
-    """ndpool with one element of its answer moved."""
+class Changed(contestants.FullCall):
+    """ndpool with one element of its answer changed."""
 
     name = "changed"
     part, by = 0, 1e-6
@@ -63,9 +64,9 @@ class Changed(contestants.Whole):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_is_right(case):
     pytest.importorskip("torch")
-    field, _ = runner.field(1)
+    present, _ = runner.installed(1)
     small = case.reduced()
-    result = _bench.measure(small, field, 1, BRIEF)
+    result = _bench.measure(small, present, 1, BRIEF)
     assert result["error"] is None
     assert {"floor", "kernel", "ndpool"} <= result["times"].keys()
     assert ("PyTorch" in result["times"]) == peers.PyTorch(1).supports(small)
@@ -118,13 +119,13 @@ def test_quick_takes_the_smallest_of_each_group():
         ("backward", "avg_pool2d", 480 * 4 + 120 * 4),
     ],
 )
-def test_bytes_that_must_move(mode, function, moved):
+def test_minimum_memory_traffic(mode, function, moved):
     assert dataclasses.replace(TINY, mode=mode, function=function).moved == moved
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "bfloat16"])
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_data_are_random_and_laid_out_as_told(dtype, layout):
+def test_data_are_random_in_the_requested_layout(dtype, layout):
     x, grad = dataclasses.replace(TINY, dtype=dtype, layout=layout, shape=(2, 16, 32, 32)).data()
     assert (x.shape, grad.shape) == ((2, 16, 32, 32), (2, 16, 16, 16))
     assert x.dtype.name == dtype
@@ -133,17 +134,17 @@ def test_data_are_random_and_laid_out_as_told(dtype, layout):
     assert len(np.unique(x.astype(np.float64))) > 100
 
 
-def test_terms_of_other_libraries():
+def test_windows_in_the_terms_of_other_libraries():
     ceil = Case("c", "", "", "max_pool2d", {"kernel_size": 3, "stride": 2, "ceil_mode": True}, (1, 1, 8, 9))
     assert ceil.window == ((3, 3), (2, 2), (0, 0), (1, 0))
     assert not ceil.tiles
-    assert not ceil.keeps_size
+    assert not ceil.is_same
     same = Case("s", "", "", "avg_pool1d", {"kernel_size": 5, "stride": 1, "padding": 2}, (1, 1, 9))
-    assert (same.tiles, same.keeps_size, same.whole) == (False, True, False)
+    assert (same.tiles, same.is_same, same.is_global) == (False, True, False)
     uneven = Case("u", "", "", "adaptive_max_pool2d", {"output_size": 3}, (1, 1, 8, 9))
     assert (uneven.window, uneven.tiles) == (None, False)
     whole = Case("w", "", "", "adaptive_max_pool2d", {"output_size": 1}, (1, 1, 8, 9))
-    assert (whole.tiles, whole.whole) == (True, True)
+    assert (whole.tiles, whole.is_global) == (True, True)
 
 
 def test_measure_without_any_peer():
@@ -165,7 +166,7 @@ def test_slow_contestants_get_one_round():
         *(("avg_pool2d", mode) for mode in ("values", "backward")),
     ],
 )
-def test_a_wrong_answer_is_refused(function, mode):
+def test_a_wrong_answer_is_not_timed(function, mode):
     case = dataclasses.replace(TINY, mode=mode, function=function)
     by = 1e-6 if function == "max_pool2d" and mode != "backward" else 1e-5
     wrong = type("Wrong", (Changed,), {"by": by})(1)
@@ -176,14 +177,14 @@ def test_a_wrong_answer_is_refused(function, mode):
 
 
 @pytest.mark.parametrize("mode", ["indices", "offsets"])
-def test_a_wrong_index_is_refused(mode):
+def test_a_wrong_index_is_not_timed(mode):
     wrong = type("Wrong", (Changed,), {"part": 1, "by": 1})(1)
     result = _bench.measure(dataclasses.replace(TINY, mode=mode), [*own(), wrong], 1, BRIEF)
     assert (result["error"], "changed" in result["times"]) == (None, False)
     assert result["notes"]["changed"].startswith("wrong answer: 1 of 120")
 
 
-def test_rounding_of_a_sum_is_no_wrong_answer():
+def test_rounding_of_a_sum_is_not_a_wrong_answer():
     case = dataclasses.replace(TINY, function="avg_pool2d")
     last_bit = type("LastBit", (Changed,), {"by": 6e-8})(1)
     assert "changed" in _bench.measure(case, [*own(), last_bit], 1, BRIEF)["times"]
@@ -198,7 +199,7 @@ def test_a_wrong_answer_of_ndpool_is_a_failure():
 
 
 def test_a_contestant_that_raises_is_noted():
-    class Raises(contestants.Whole):
+    class Raises(contestants.FullCall):
         name = "raises"
 
         def prepare(self, case, x, grad):
@@ -208,7 +209,7 @@ def test_a_contestant_that_raises_is_noted():
     assert result["notes"] == {"raises": "RuntimeError: not implemented for 'Byte'"}
 
 
-def test_answers_of_another_form_are_wrong():
+def test_answers_of_another_shape_or_dtype_are_wrong():
     y = np.ones((2, 3, 4, 5), np.float32)
     assert _bench.compare(TINY, (y,), (y,)) is None
     assert "2 arrays where 1" in _bench.compare(TINY, (y, y), (y,))
@@ -222,7 +223,7 @@ def test_answers_of_another_form_are_wrong():
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """One real run of the command on three small cases: its files, and what it printed."""
+    """One real run of the command on three small cases: its files and its output."""
     folder = tmp_path_factory.mktemp("bench")
     arguments = ["bench", "--quick", "--case", "spp-13", "--threads", "1"]
     files = ["--json", str(folder / "run.json"), "--plot", str(folder / "run.svg")]
@@ -251,7 +252,7 @@ def test_command_shows_table_summary_and_progress(written):
     assert "3/3  0 s left  done" in done.stderr
 
 
-def test_results_file_holds_everything(document):
+def test_results_file_contains_everything(document):
     assert document["format"] == runner.FORMAT
     assert document["threads"] == [1]
     assert document["quick"] is True
@@ -298,8 +299,8 @@ def made(*rows):
     }
 
 
-def test_cases_measured_again():
-    """Their results take the place of the old ones, the rest stays; every one tells its day."""
+def test_update_replaces_the_results_of_measured_cases():
+    """Each result records its date; cases that were not measured again are unchanged."""
     old, new = made(("g", 1, 1, 1, 4, 8, 8), ("g", 2, 1, 1, 4, 8, 8)), made(("g", 1, 1, 1, 2, 8, 8))
     new["date"] = "2026-03-04T00:00:00+00:00"
     both = report.updated(old, new)
@@ -373,24 +374,24 @@ def test_list_shows_every_case(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["--case", "nothing"], "bench: no case matches 'nothing'"),
         (["--threads", "0", "--case", "sppf"], "bench: threads must be from 1 to"),
         (["--threads", "1,99999"], "bench: threads must be from 1 to"),
-        (["--json", "no/such/folder/x.json"], "bench: no directory no/such/folder to write x.json to"),
+        (["--json", "no/such/folder/x.json"], "bench: cannot write x.json: no directory no/such/folder"),
     ],
 )
-def test_bad_requests_are_refused_at_once(arguments, complaint, capsys):
+def test_bad_requests_fail_before_measuring(arguments, message, capsys):
     assert main(["bench", *arguments]) == 1
-    assert capsys.readouterr().err.startswith(f"ndpool: {complaint}")
+    assert capsys.readouterr().err.startswith(f"ndpool: {message}")
 
 
-def test_threads_are_numbers(capsys):
+def test_threads_must_be_numbers(capsys):
     with pytest.raises(SystemExit) as end:
         main(["bench", "--threads", "two"])
     assert end.value.code == 2
-    assert "numbers with commas between them, not 'two'" in capsys.readouterr().err
+    assert "must be comma-separated integers; got 'two'" in capsys.readouterr().err
 
 
 def test_a_failed_case_fails_the_command(monkeypatch, capsys):
@@ -438,10 +439,40 @@ def test_table_of_models(tmp_path, capsys):
     capsys.readouterr()
 
 
-def test_generator_knows_the_results_of_models():
+def test_generator_and_model_benchmark_use_one_format():
     pytest.importorskip("torch")
     assert load_script(ROOT / "benchmarks" / "torch_models.py").FORMAT == generate.MODELS
 
 
 def test_documentation_is_up_to_date():
     assert generate.main(["--check"]) == 0
+
+
+@pytest.mark.torch
+def test_random_calls_equal_pytorch_and_repeat(tmp_path, capsys):
+    """`--random` draws the same calls from a seed, checks every answer and reports the distribution."""
+    pytest.importorskip("torch")
+    drawn = [random_calls.draw(Random(7)) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    file = tmp_path / "random.json"
+    assert main(["bench", "--random", "25", "--seed", "7", "--threads", "1", "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "25 random calls, seed 7, 1 thread: geometric mean" in text
+    assert text.count(" us  ") == 20
+    results = json.loads(file.read_text())["results"]
+    assert len(results) == 25
+    assert all(set(r["seconds"]) == {"ndpool", "PyTorch"} for r in results)
+    for wrong in (["--random", "0"], ["--random", "5", "--device", "cuda"]):
+        assert main(["bench", *wrong]) != 0
+
+
+@pytest.mark.torch
+def test_random_calls_detect_wrong_answers(monkeypatch):
+    torch = pytest.importorskip("torch")
+    right = ndpool.max_pool2d
+    monkeypatch.setattr(ndpool, "max_pool2d", lambda x, **given: right(x, **given) + 1)
+    call = random_calls.Drawn("max_pool2d", (1, 2, 8, 8), "float32", False, {"kernel_size": 2}, "forward")
+    assert random_calls.measure(call)["wrong"] == "values differ"
+    document = {"results": [random_calls.measure(call)]}
+    assert random_calls.failures(document) == [f"{call}: values differ"]
+    assert torch.get_num_threads() > 0

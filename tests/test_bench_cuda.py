@@ -1,4 +1,4 @@
-"""The benchmark of a GPU where there is none: its list, what it tells, and how it refuses."""
+"""The GPU benchmark without a GPU: its cases, its reports and its error messages."""
 
 import json
 from xml.etree import ElementTree as ET
@@ -35,7 +35,7 @@ def document():
     return about | {"versions": {"ndpool": "1", "PyTorch": "2"}, "missing": {"JAX": "no"}, "results": results}
 
 
-def test_the_list_has_every_case_of_the_cpu_and_large_ones():
+def test_cases_are_the_cpu_cases_and_large_ones():
     assert cuda.ALL_CASES[-len(CASES) :] == CASES
     assert len({case.name for case in cuda.ALL_CASES}) == len(cuda.ALL_CASES)
     assert {case.layout for case in CUDA_CASES} == {"NCHW", "NHWC"}
@@ -67,11 +67,11 @@ def test_chart(document):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_refusals(capsys):
+def test_error_messages(capsys):
     assert main(["bench", "--device", "cuda", "--case", "max 2x2"]) != 0
     assert "needs a CUDA device" in capsys.readouterr().err
     assert main(["bench", "--device", "cuda", "--threads", "1"]) != 0
-    assert "--threads is for the CPU" in capsys.readouterr().err
+    assert "--threads applies to the CPU only" in capsys.readouterr().err
 
 
 def test_answers_are_compared_in_every_element():

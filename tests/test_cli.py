@@ -1,6 +1,6 @@
-"""The command ``ndpool``: the worked examples that it runs, the picture that it draws, its exit codes.
+"""The command ``ndpool``: its worked examples, picture and exit codes.
 
-The scripts in ``examples/`` are run as well, each as a user would run it.
+The scripts in ``examples/`` are run too, as a user would run them.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def test_worked_example(example):
 
 
 @pytest.mark.parametrize("wrong", [7, (8, 64, 16, 17), "y"])
-def test_worked_example_notices_a_wrong_result(wrong):
+def test_worked_example_detects_a_wrong_result(wrong):
     example = dataclasses.replace(_examples.EXAMPLES[0], expected={"y.shape": wrong})
     assert [outcome.passed for outcome in example.run()] == [False]
 
@@ -72,7 +72,7 @@ def test_demo_without_picture_writes_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_demo_with_a_failed_check_fails(monkeypatch, capsys):
+def test_demo_fails_if_a_check_fails(monkeypatch, capsys):
     first, second = _examples.EXAMPLES[2:4]
     wrong = dataclasses.replace(first, expected={"y": [[[[0, 0], [0, 0]]]]})
     monkeypatch.setattr(_examples, "EXAMPLES", (wrong, second))
@@ -83,7 +83,7 @@ def test_demo_with_a_failed_check_fails(monkeypatch, capsys):
     assert err == f"ndpool: 1 of {1 + len(second.expected)} checks failed\n"
 
 
-def test_demo_tells_when_the_picture_cannot_be_written(tmp_path, capsys):
+def test_demo_reports_a_picture_that_cannot_be_written(tmp_path, capsys):
     path = tmp_path / "missing" / "pool.svg"
     assert main(["demo", "--output", str(path)]) == 1
     assert (
@@ -92,7 +92,7 @@ def test_demo_tells_when_the_picture_cannot_be_written(tmp_path, capsys):
 
 
 def test_demo_imports_no_framework():
-    """The worked examples need NumPy alone."""
+    """The worked examples need only NumPy."""
     code = (
         "import sys; from ndpool._cli import main; code = main(['demo', '--no-picture']);"
         "sys.exit(code or ', '.join({'torch', 'jax', 'cupy', 'dask'} & sys.modules.keys()) or 0)"
@@ -118,7 +118,7 @@ def test_help_and_version(arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         ([], "required: COMMAND"),
         (["paint"], "invalid choice: 'paint'"),
@@ -127,12 +127,12 @@ def test_help_and_version(arguments, capsys):
         (["info", "--loud"], "unrecognized arguments: --loud"),
     ],
 )
-def test_bad_usage(arguments, complaint, capsys):
+def test_bad_usage(arguments, message, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)
     out, err = capsys.readouterr()
     assert (end.value.code, out) == (2, "")
-    assert complaint in err
+    assert message in err
     assert err.startswith("usage: ndpool")
 
 
@@ -160,7 +160,7 @@ def test_module_is_the_command():
     assert [line.split("  ")[0] for line in out.splitlines()] == list(ndpool.show_config())
 
 
-def test_an_environment_that_cannot_be_granted_is_told_without_a_traceback():
+def test_bad_environment_variable_is_reported_without_a_traceback():
     process = ndpool_process("info", env=os.environ | {"NDPOOL_ISA": "abacus"})
     out, err = process.communicate()
     assert (process.returncode, out) == (1, "")
@@ -186,7 +186,7 @@ def test_picture_shows_the_pool(shape, kernel, stride, padding):
     pads = np.broadcast_to(padding, 2)
     assert len(texts(svg, "cell")) == x.size
     assert len(texts(svg, "padding")) == np.prod(np.array(shape) + 2 * pads) - x.size
-    assert ("padding, which never wins" in svg) == bool(pads.any())
+    assert ("padding, never selected" in svg) == bool(pads.any())
 
 
 def test_picture_outlines_the_windows_with_their_padding():

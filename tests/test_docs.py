@@ -4,8 +4,10 @@ The blocks of a page share a namespace, in order. A block that imports a framewo
 left out, and the page is reported as skipped with the reason once all its other blocks have passed.
 """
 
+import ast
 import doctest
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -146,6 +148,92 @@ def test_reference_has_every_public_name():
     )
 
 
+class Documented(NamedTuple):
+    """An entry of a docstring's section "Parameters": a name, a type and, after it, the default."""
+
+    name: str
+    default: object
+
+
+def documented(function):
+    """The parameters of a docstring in order; every entry describes one of them."""
+    section = re.search(
+        r"^Parameters\n-+\n(.*?)(?=^\S[^\n]*\n---+$|\Z)",
+        inspect.getdoc(function) or "",
+        re.MULTILINE | re.DOTALL,
+    )
+    found = []
+    for line in section[1].splitlines() if section else ():
+        if line and not line[0].isspace():
+            entry = re.fullmatch(r"(\*{0,2}\w+) : (.+?)(?:, default (.+))?", line)
+            assert entry is not None, f"{function.__name__}: not 'name : type, default value': {line}"
+            default = inspect.Parameter.empty if entry[3] is None else ast.literal_eval(entry[3])
+            found.append(Documented(entry[1], default))
+    return found
+
+
+def taken(function):
+    """The parameters that a function takes, as a docstring should list them."""
+    stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    return [
+        Documented(stars.get(parameter.kind, "") + parameter.name, parameter.default)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+
+
+def check_parameters(function):
+    found, expected = documented(function), taken(function)
+    assert found == expected, function.__name__
+    # 1, 1.0 and True are equal, but a reader would take one for another.
+    assert [type(entry.default) for entry in found] == [type(entry.default) for entry in expected]
+
+
+@pytest.mark.parametrize("name", [name for name in ndpool.__all__ if callable(getattr(ndpool, name))])
+def test_docstring_has_the_parameters_and_defaults_of_its_function(name):
+    check_parameters(getattr(ndpool, name))
+
+
+@pytest.mark.parametrize("name", ndpool.nn.__all__)
+def test_docstring_has_the_parameters_and_defaults_of_its_layer(name):
+    check_parameters(getattr(ndpool.nn, name))
+
+
+def test_modules_have_the_parameters_of_the_layers_that_they_name():
+    """A module of `ndpool.torch` lists no parameters: it names the layer of `ndpool.nn` that has the same."""
+    modules = pytest.importorskip("ndpool.torch", reason="the modules need PyTorch")
+    for name in ndpool.nn.__all__:
+        module = getattr(modules, name)
+        assert f"Parameters as in `ndpool.nn.{name}`." in inspect.getdoc(module)
+        assert taken(module) == documented(getattr(ndpool.nn, name)), name
+    for function in (modules.accelerate, modules.restore, modules.patch, modules.unpatch):
+        check_parameters(function)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        "x : array",
+        "x : array\nsize : int, default 2",
+        "x : array\nsize : int, default True",
+        "x : array\nsize : int, optional",
+        "x : array, default None\nsize : int, default 1",
+        "size : int, default 1\nx : array",
+        "x, size : int, default 1",
+        "x : array\nsize",
+    ],
+)
+def test_a_wrong_parameter_is_found(entries):
+    def function(x, size=1):
+        pass
+
+    head = "Summary.\n\nParameters\n----------\n"
+    function.__doc__ = f"{head}x : array\nsize : int, default 1\n    Size.\n\nReturns\n-------\nint\n"
+    check_parameters(function)
+    function.__doc__ = head + entries
+    with pytest.raises(AssertionError):
+        check_parameters(function)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_that_a_page_tells_exist(path):
     names = set(re.findall(r"(?<![\w/.'-])ndpool((?:\.[A-Za-z_]\w*)+)", path.read_text(encoding="utf-8")))
@@ -269,16 +357,64 @@ def test_references_to_other_hosts_are_found(hooks, html, count):
     assert len(parser.found) == count
 
 
-def test_tables_come_from_the_readme(hooks, tmp_path, monkeypatch):
-    """A table that a page does not name follows with the sentence that leads to it; a missing one fails."""
-    tables = [f"<!-- bench:{name} -->\n{text}\n<!-- /bench -->\n" for name, text in (("cpu", 1), ("gpu", 2))]
-    text = f"# Title\n\n## Speed\n\nFirst sentence.\n\n{tables[0]}\nSecond\nsentence:\n\n{tables[1]}"
-    (tmp_path / "README.md").write_text(text)
-    monkeypatch.setattr(hooks, "ROOT", tmp_path)
-    assert hooks.rest("<!-- bench:cpu -->") == "Second\nsentence:\n\n<!-- bench:gpu -->"
-    assert [hooks.bench(name) for name in ("cpu", "gpu")] == ["1\n", "2\n"]
-    with pytest.raises(hooks.PluginError, match="no table bench:other"):
-        hooks.bench("other")
+def test_readme_is_short_and_its_links_lead_somewhere():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 140
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    headings = {re.sub(r"\W+", "-", title.lower()) for title in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    for link in links:
+        assert link[1:] in headings if link.startswith("#") else (ROOT / link).exists(), link
+    assert {"docs/assets/pool.svg", "docs/assets/speed.svg", "docs/performance.md"} <= set(links)
+
+
+def test_every_result_is_in_the_documentation():
+    """That the tables are up to date, the generator checks; here, that the pages ask for them."""
+    rows = r"<!-- bench:summary -->\n(.*?)\n\n.*?<!-- /bench -->"
+    table = re.search(rows, (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert 6 <= len(table[1].splitlines()) - 2 <= 8
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    for path in (ROOT / "benchmarks" / "results").glob("*.json"):
+        assert re.search(rf"^<!-- bench:{path.stem} -->\n\|", page, re.MULTILINE), path.name
+
+
+def ratios(name, group, peers):
+    """The speedups over the fastest of some peers, from the numbers of a results file alone."""
+    document = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    times = [
+        {who: entry["median"] for who, entry in result["times"].items()}
+        for result in document["results"]
+        if result["group"] == group and (name == "cpu" or result["network"] == "large batches")
+    ]
+    own = {"ndpool", "kernel", "floor"}
+    return sorted(
+        min(seconds for who, seconds in case.items() if who in (peers or case.keys() - own)) / case["ndpool"]
+        for case in times
+        if peers is None or peers & case.keys()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "title"),
+    [
+        ("cpu", "max 3x3 s2 NCHW", "max pooling 3x3, stride 2, forward"),
+        ("cpu", "global avg", "global average pooling, forward"),
+        ("gpu", "max 3x3 s2 p1, backward", "max pooling 3x3, stride 2, backward"),
+    ],
+)
+def test_readme_has_the_slowest_and_the_fastest_case_of_a_class(name, group, title):
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| {re.escape(title)} \| [^|]+ \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    for shown, peers in ((row[1], {"PyTorch"}), (row[2], None)):
+        found = ratios(name, group, peers)
+        low, high = (float(number) for number in shown.split(" to "))
+        assert (low, high) == pytest.approx((found[0], found[-1]), rel=6e-3)
+
+
+def test_picture_of_the_readme_is_up_to_date(tmp_path):
+    """`ndpool demo --output docs/assets/pool.svg` draws it."""
+    assert _cli.main(["demo", "--output", str(tmp_path / "pool.svg")]) == 0
+    drawn = (tmp_path / "pool.svg").read_text(encoding="utf-8")
+    assert drawn == (ROOT / "docs" / "assets" / "pool.svg").read_text(encoding="utf-8")
 
 
 # Public requests that a page answers, and where.
@@ -289,7 +425,7 @@ ANSWERED = {
     "esdl-core#3": ("guides/images.md", "Missing values", "its mask would be lost"),
     "keras#3777": ("guides/classification.md", "Sequences of different length", 'reduce="sum"'),
     "phasorpy#87": ("guides/images.md", "Missing values", "mean_of_known"),
-    "oneDNN#259": ("windows.md", "Positions", "flattened plane"),
+    "oneDNN#259": ("windows.md", "Indices", "flattened plane"),
     "pytorch#103423": ("windows.md", "Padding", "kernel_size // 2"),
     "pytorch#108197": ("windows.md", "Adaptive windows", "ceil((o + 1) * s / n)"),
     "pytorch#108341": ("guides/reproducible.md", "Two trainings, the same weights", "StripAttention"),

@@ -1,7 +1,7 @@
-"""Sizes that bring in every engine of the core, on every instruction set, against PyTorch.
+"""Sizes that reach every engine of the core, on every instruction set, compared with PyTorch.
 
-The drawn calls elsewhere are small; here rows, channels and planes are as long and as many as it takes for
-the vector paths, with NaN, infinities and both zeros in a few places, and in none.
+Random calls elsewhere are small; here rows, channels and planes are large enough for the vector paths, with
+and without a few NaNs, infinities and zeros of both signs.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("poisoned")]
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32]
 SLIDING = [
-    ((2, 3, 130, 300), (2,)),  # long rows, one after the other
+    ((2, 3, 130, 300), (2,)),  # long contiguous rows
     ((1, 2, 65, 257), (3, 2, 1)),
     ((1, 2, 40, 1030), (3, 2, 1)),  # rows of several pages
     ((2, 2, 31, 520), (2, 2, 1)),
-    ((40, 9, 14, 14), (2,)),  # planes that are one strip
+    ((40, 9, 14, 14), (2,)),  # planes of a single strip
     ((40, 9, 13, 13), (3, 2)),
     ((9, 40, 28, 28), (3, 2, 1)),
     ((11, 7, 7, 7), (3, 2, 1)),  # planes of short rows
@@ -45,7 +45,7 @@ LONG = [  # several blocks of rows
     ((1, 1, 100, 260), (31, 1, 15)),
 ]
 DILATED = [
-    ((3, 9, 33, 32), (3, 2, 1, 1, True)),  # no dilation, but an odd end
+    ((3, 9, 33, 32), (3, 2, 1, 1, True)),  # no dilation, but a partial last window
     ((2, 3, 130, 300), (3, 2, 1, 2)),
     ((2, 2, 31, 520), (2, 2, 1, 3)),
     ((40, 9, 14, 14), (2, 2, 0, 2)),
@@ -64,7 +64,7 @@ ADAPTIVE = [
     ((2, 3, 56, 60), 1),
     ((3, 7, 12, 40), 1),
     ((2, 3, 20, 100), 1),
-    ((2, 5, 28, 28), 7),  # windows of as many columns as vectors can be halved by
+    ((2, 5, 28, 28), 7),  # window widths that divide a vector
     ((2, 5, 16, 56), (2, 7)),
     ((1, 3, 16, 164), (4, 41)),
     ((1, 3, 17, 136), (2, 17)),
@@ -83,10 +83,10 @@ def isa(request):
     core.set_isa(before)
 
 
-def data(shape, dtype, last, odd):
+def data(shape, dtype, last, special):
     rng = np.random.default_rng(len(shape) + shape[-1])
     x = rng.integers(-60, 60, shape).astype(np.float32)
-    if odd:
+    if special:
         for value in (np.nan, np.inf, -np.inf, -0.0, -0.0, 0.0):
             x[rng.random(shape) < 2e-3] = value
         x[0, 0], x[-1, -1] = -np.inf, -0.0
@@ -94,7 +94,7 @@ def data(shape, dtype, last, odd):
     return t.contiguous(memory_format=torch.channels_last) if last else t
 
 
-def same(got, want):
+def assert_same(got, want):
     assert got.dtype == want.dtype
     assert got.shape == want.shape
     if got.dtype.is_floating_point:
@@ -104,44 +104,44 @@ def same(got, want):
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("odd", [False, True], ids=["tame", "odd"])
+@pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_maxima(isa, dtype, last, odd):
-    """microsoft/onnxruntime#29637: dilated windows that begin in the padding, values and indices."""
+def test_max_pooling(isa, dtype, last, special):
+    """microsoft/onnxruntime#29637: dilated windows that start in the padding, values and indices."""
     for shape, args in SLIDING + DILATED + LONG:
-        x = data(shape, dtype, last, odd)
+        x = data(shape, dtype, last, special)
         want, where = torch.nn.functional.max_pool2d(x, *args, return_indices=True)
-        same(ndpool.max_pool2d(x, *args), want)
+        assert_same(ndpool.max_pool2d(x, *args), want)
         got, index = ndpool.max_pool2d(x, *args, return_indices=True)
-        same(got, want)
+        assert_same(got, want)
         assert torch.equal(index, where), (shape, args)
     for shape, size in ADAPTIVE:
-        x = data(shape, dtype, last, odd)
+        x = data(shape, dtype, last, special)
         want, where = torch.nn.functional.adaptive_max_pool2d(x, size, return_indices=True)
-        same(ndpool.adaptive_max_pool2d(x, size), want)
+        assert_same(ndpool.adaptive_max_pool2d(x, size), want)
         got, index = ndpool.adaptive_max_pool2d(x, size, return_indices=True)
-        same(got, want)
+        assert_same(got, want)
         assert torch.equal(index, where), (shape, size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_maxima_of_windows_that_hold_nothing(isa, dtype):
-    """Taps so far apart that they step over three rows, in planes of which many follow each other."""
+def test_max_pooling_of_empty_windows(isa, dtype):
+    """Dilation so large that taps skip all three rows, in many small planes."""
     for shape in ((50, 1, 3, 100), (7, 2, 3, 300), (50, 1, 3, 20)):
         x = (data(shape, torch.float32, False, False) + 60).to(dtype)
         for kernel, columns in ((2, 1), (2, 2), ((2, 3), 1), ((2, 3), 2)):
             args = (kernel, 2, 1, (4, columns))
             want, where = torch.nn.functional.max_pool2d(x, *args, return_indices=True)
-            same(ndpool.max_pool2d(x, *args), want)
+            assert_same(ndpool.max_pool2d(x, *args), want)
             got, index = ndpool.max_pool2d(x, *args, return_indices=True)
-            same(got, want)
+            assert_same(got, want)
             assert torch.equal(index, where)
 
 
 @lru_cache(None)
 def ranks(shape, name, *args):
-    """Numbers from 0 to 127 with PyTorch's maxima: the same for every type that holds them."""
+    """Numbers from 0 to 127 with PyTorch's maxima: valid for every dtype with that range."""
     x = np.random.default_rng(shape[-1]).integers(0, 128, shape)
     want, where = getattr(torch.nn.functional, name)(torch.from_numpy(x).float(), *args, return_indices=True)
     return x, want.numpy().astype(np.int64), where.numpy()
@@ -149,8 +149,8 @@ def ranks(shape, name, *args):
 
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "int64"])
-def test_maxima_of_integers(isa, name, last):
-    """pytorch#109586, deeplearning4j#8943: negative ones and every layout, with indices and without."""
+def test_max_pooling_of_integers(isa, name, last):
+    """pytorch#109586, deeplearning4j#8943: negative values, both layouts, with and without indices."""
     info = np.iinfo(name)
     values = np.arange(128) - (64 if info.min < 0 else 0)
     values[0], values[-1] = info.min, info.max
@@ -168,30 +168,30 @@ def test_maxima_of_integers(isa, name, last):
         assert np.array_equal(getattr(ndpool, function)(x, *args), got), (function, shape, args)
 
 
-@pytest.mark.parametrize("odd", [False, True], ids=["tame", "odd"])
+@pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_averages(isa, dtype, last, odd):
+def test_average_pooling(isa, dtype, last, special):
     calls = [("avg_pool2d", shape, args) for shape, args in SLIDING + LONG]
     calls += [("adaptive_avg_pool2d", shape, (size,)) for shape, size in ADAPTIVE]
     for name, shape, args in calls:
-        x = data(shape, dtype, last, odd)
+        x = data(shape, dtype, last, special)
         want = getattr(torch.nn.functional, name)(x, *args)
         got = getattr(ndpool, name)(x, *args)
         assert got.dtype == dtype
-        # Whole numbers add up without rounding: what is left is the division.
+        # Sums of integers are exact, so only the division rounds.
         torch.testing.assert_close(got, want, rtol=2e-7, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_nothing_but_negative_zeros_adds_up_to_zero(isa, dtype, last):
+def test_averages_of_negative_zeros(isa, dtype, last):
     more = [((2, 9, 7, 7), (1, 2)), ((3, 7, 7, 7), (3, 2, 1))]
     calls = [("avg_pool2d", shape, args) for shape, args in SLIDING + LONG + more]
     calls += [("adaptive_avg_pool2d", shape, (size,)) for shape, size in ADAPTIVE]
     for name, shape, args in calls:
-        x = data(shape, dtype, last, odd=False)
-        same(
+        x = data(shape, dtype, last, special=False)
+        assert_same(
             getattr(ndpool, name)(-torch.zeros_like(x), *args),
             getattr(torch.nn.functional, name)(-torch.zeros_like(x), *args),
         )
@@ -199,8 +199,8 @@ def test_nothing_but_negative_zeros_adds_up_to_zero(isa, dtype, last):
 
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16", "uint32", "int32"])
-def test_integers_add_up_as_in_64_bits(isa, name, last):
-    """pytorch#139115: whatever they are added up in; extreme numbers, divisors of both signs, wrapping."""
+def test_integer_averages_equal_64_bit_sums(isa, name, last):
+    """pytorch#139115: extreme values, divisors of both signs, wrapping."""
     low, high = np.iinfo(name).min, np.iinfo(name).max
     calls = [
         (shape, {"kernel_size": args[0], "stride": args[1] if args[1:] else None}) for shape, args in SLIDING
@@ -230,10 +230,10 @@ def test_integers_add_up_as_in_64_bits(isa, name, last):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients(isa, dtype, last):
     for shape, args in SLIDING + DILATED:
-        x = data(shape, dtype, last, odd=False).requires_grad_()
+        x = data(shape, dtype, last, special=False).requires_grad_()
         grads = []
         for module in (torch.nn.functional, ndpool):
             y = module.max_pool2d(x, *args)
-            up = (torch.arange(1.0, 1 + y.numel()) % 7).reshape(y.shape).to(dtype)  # adds up without rounding
+            up = (torch.arange(1.0, 1 + y.numel()) % 7).reshape(y.shape).to(dtype)  # sums are exact
             grads += torch.autograd.grad(y, x, up)
         assert torch.equal(grads[0], grads[1]), (shape, args)

@@ -1,8 +1,8 @@
-"""Wrong calls: every public function refuses them with a message that tells the user what to change.
+"""Wrong calls: every public function raises an error with a helpful message.
 
-A message begins with the function called and holds the argument's name, the offending value and the limit
+A message starts with the function called and contains the argument's name, the offending value and the limit
 (pytorch#104822). Nothing crashes (pytorch#91553, pytorch#189664, tensorflow/tensorflow#61601,
-Oneflow-Inc/oneflow#10522), no input is changed, and what was given as `out` is untouched.
+Oneflow-Inc/oneflow#10522), and neither inputs nor `out` are changed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ for n in (1, 2, 3):
 for n in (2, 3):
     LEGAL[f"fractional_max_pool{n}d"]["output_size"] = 3
 WINDOW = {"kernel_size": 1, "stride": 1, "padding": 0, "dilation": 1}
-LEAST = {  # family -> argument -> the least integer it may be
+LEAST = {  # family -> argument -> its minimum
     "max_pool": WINDOW,
     "avg_pool": WINDOW,
     "lp_pool": WINDOW,
@@ -82,8 +82,8 @@ LEAST = {  # family -> argument -> the least integer it may be
 }
 NO_INTEGERS = [1.5, np.float64(2), nan, True, np.True_, "2", 2j, {2}, np.array([2, 2]), np.array(2.0)]
 
-# Error function(what differs from a legal call) => what the message holds. {a,b} stands for either name, and
-# <a;b> for one after the other wherever it stands in the line.
+# Error function(changes to a legal call) => parts of the message. {a,b} expands to every name; <a;b> expands
+# to one line per alternative, the same one everywhere in the line.
 TABLE = """
 # inputs: ranks, kinds, dtypes
 Value {max,avg,lp,adaptive_max}_pool{1,2,3}d(input=np.zeros(<6;(1,) * 6>)) => input | shape <(6,);(1, 1>
@@ -189,7 +189,7 @@ Value fractional_max_pool{2,3}d(output_size=None, output_ratio=<0;-1;nan;inf>) =
 Value fractional_max_pool{2,3}d(output_size=None, output_ratio=<(1,);10**400>) => output_ratio=<(1,);10000>
 Type fractional_max_pool{2,3}d(output_size=None, output_ratio=<True;X2>) => output_ratio=<True;array(>
 Value fractional_max_pool{2,3}d(output_size=6) => output_size=6 | kernel_size=2 | limit 5
-# layers, made and called
+# layers: constructors and calls
 Value nn.MaxPool2d(2)(X2[0, 0]) => max_pool2d | input | (6, 6)
 Type nn.AvgPool1d(2)([1.0]) => avg_pool1d | input | list
 Type nn.MaxPool2d("ab") => MaxPool2d | kernel_size='ab'
@@ -221,20 +221,20 @@ def table_cases():
         lists = [some.split(";") for some in re.findall("<(.*?)>", line)] or [[""]]
         for k in range(len(lists[0])):
             chosen = re.sub("<(.*?)>", lambda some, k=k: some[1].split(";")[k], line)
-            error, names, arguments, told = re.fullmatch(
+            error, names, arguments, parts = re.fullmatch(
                 r"(\w+) ([\w.{},]+)(\(.*\)) => (.*)", chosen
             ).groups()
             for name in map("".join, product(*(some.split(",") for some in re.split("[{}]", names)))):
-                yield pytest.param(ERRORS[error], name, arguments, told.split(" | "), id=name + arguments)
+                yield pytest.param(ERRORS[error], name, arguments, parts.split(" | "), id=name + arguments)
 
 
 def integer_cases():
     for name in LEGAL:
         for argument, least in LEAST[family(name)].items():
             most = {"n": 1024, "size": 2**63 - 1}.get(argument, LIMIT)
-            rules = argument == "padding" and name in ("pool", "windows", "output_size")  # strings name rules
+            named = argument == "padding" and name in ("pool", "windows", "output_size")  # such as "same"
             for value in NO_INTEGERS:
-                error = ValueError if rules and isinstance(value, str) else TypeError
+                error = ValueError if named and isinstance(value, str) else TypeError
                 yield error, name, argument, value, [repr(value)]
             for value in (least - 1, -(2**63), most + 1, 2**63, 10**30):
                 yield ValueError, name, argument, value, [f"={value}", str(most)]
@@ -254,46 +254,47 @@ def arrays_in(value):
     return [value] if isinstance(value, np.ndarray) else []
 
 
-def refuse(error, told, name, call, arguments):
-    """The call raises exactly this error, which tells all that it should, and leaves its arrays alone."""
+def check_error(error, parts, name, call, arguments):
+    """The call raises exactly this error with all parts in its message, and changes no array."""
     before = [a.tobytes() for a in arrays_in(arguments)]
     with pytest.raises(error) as caught:
         call(**arguments)
     message = str(caught.value)
     assert caught.type is error
     assert message.startswith(f"{name}: "), message
-    for piece in told:
+    for piece in parts:
         word = rf"(?<!\w){re.escape(piece)}(?!\w)" if piece.isidentifier() else re.escape(piece)
         assert re.search(word, message), f"{piece!r} is missing in {message!r}"
     assert [a.tobytes() for a in arrays_in(arguments)] == before
 
 
-@pytest.mark.parametrize(("error", "name", "arguments", "told"), list(table_cases()))
-def test_wrong_calls(error, name, arguments, told):
+@pytest.mark.parametrize(("error", "name", "arguments", "parts"), list(table_cases()))
+def test_wrong_calls(error, name, arguments, parts):
     """pytorch#104822, pytorch#132041, pytorch#141099, pytorch#134841, pytorch#51622, jax-ml/jax#3973."""
     if name.startswith("nn."):
-        refuse(
+        check_error(
             error,
-            told[1:],
-            told[0],
+            parts[1:],
+            parts[0],
             lambda: eval(f"ndpool.{name}{arguments}", {"ndpool": ndpool} | NAMESPACE),
             {},
         )
     else:
-        refuse(error, told, name, getattr(ndpool, name), LEGAL[name] | eval(f"dict{arguments}", NAMESPACE))
+        changed = LEGAL[name] | eval(f"dict{arguments}", NAMESPACE)
+        check_error(error, parts, name, getattr(ndpool, name), changed)
 
 
 @pytest.mark.parametrize(
-    ("error", "name", "argument", "value", "told"),
+    ("error", "name", "argument", "value", "parts"),
     [pytest.param(*case, id=f"{case[1]}-{case[2]}={case[3]!r:.30}") for case in integer_cases()],
 )
-def test_integers(error, name, argument, value, told):
-    """pytorch#91553, pytorch#189664, pytorch#42509, Oneflow-Inc/oneflow#10522: what stands for an integer."""
-    refuse(error, [argument, *told], name, getattr(ndpool, name), LEGAL[name] | {argument: value})
+def test_integers(error, name, argument, value, parts):
+    """pytorch#91553, pytorch#189664, pytorch#42509, Oneflow-Inc/oneflow#10522: bad integer arguments."""
+    check_error(error, [argument, *parts], name, getattr(ndpool, name), LEGAL[name] | {argument: value})
 
 
 class Ambiguous:
-    """Neither true nor false, as a tensor of two elements."""
+    """Has no truth value, like a tensor with two elements."""
 
     def __bool__(self):
         raise RuntimeError("ambiguous")
@@ -313,12 +314,13 @@ class Ambiguous:
 )
 @pytest.mark.parametrize("value", [Ambiguous(), np.ones(2)], ids=["object", "array"])
 def test_flags(name, argument, value):
-    """What is neither true nor false is told by name, with every kind of array."""
-    refuse(TypeError, [argument, repr(value)], name, getattr(ndpool, name), LEGAL[name] | {argument: value})
+    """A value without a truth value raises an error that names the argument."""
+    changed = LEGAL[name] | {argument: value}
+    check_error(TypeError, [argument, repr(value)], name, getattr(ndpool, name), changed)
 
 
-def test_layers_take_whatever_stands_for_an_integer():
-    """As the functions do: NumPy's integers, and arrays of one integer without axes."""
+def test_layers_accept_numpy_integers():
+    """Like the functions: NumPy integers and 0-d integer arrays."""
     for two in (np.int64(2), np.uint8(2), np.array(2)):
         for layer in (ndpool.nn.MaxPool2d(two), ndpool.nn.AvgPool1d(two), ndpool.nn.MaxUnpool2d(two)):
             assert layer == type(layer)(2)
@@ -344,7 +346,7 @@ def test_layers_take_whatever_stands_for_an_integer():
     ],
 )
 def test_results_beyond_memory(call):
-    """pytorch#91553, tensorflow/tensorflow#61601: legal sizes without the memory are told by name as well."""
+    """pytorch#91553, tensorflow/tensorflow#61601: out-of-memory errors name the function too."""
     code = f"""
 import json, resource, numpy as np, ndpool
 resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
@@ -357,7 +359,7 @@ except BaseException as e: print(json.dumps([type(e).__name__, str(e)]))
     assert message.startswith(f"{call.partition('(')[0]}: "), message
 
 
-# Whatever is legal is small: no entry lies between 9 and the limit of 2**31 - 1.
+# Legal values are small: no entry is between 9 and the limit of 2**31 - 1.
 small = st.integers(-1, 4)
 odd = st.sampled_from(
     [-(2**63), 2**31, 2**32, 2**63, 10**30, 10**400, inf, -inf, nan, 1e300, 2.5, None, True, 2j, Fraction(2)]
@@ -394,7 +396,7 @@ KEYWORDS = {
 @settings(max_examples=1500, deadline=None, database=None, derandomize=True)
 @given(st.data())
 def test_arbitrary_arguments(data):
-    """pytorch#91553, tensorflow/tensorflow#61601: an answer or one of three errors, whatever is passed."""
+    """pytorch#91553, tensorflow/tensorflow#61601: a result or one of three errors for any arguments."""
     name = data.draw(st.sampled_from(list(KEYWORDS)))
     arguments = dict(LEGAL[name])
     for key in data.draw(st.lists(st.sampled_from(KEYWORDS[name]), min_size=1, max_size=3, unique=True)):

@@ -1,4 +1,4 @@
-"""`explain` says which engine ran, and shows that every engine is reached on every instruction set."""
+"""`explain` reports the engine of a call; every engine is reached on every instruction set."""
 
 from __future__ import annotations
 
@@ -10,23 +10,16 @@ import numpy as np
 import pytest
 
 import ndpool
+import passes
 from cases import moved
 from helpers import hard_values
 from ndpool._native import core
-from ndpool.frameworks import numpy as framework
 from ndpool.geometry import adaptive, sliding
 from ndpool.reductions import REDUCTIONS
 
+pytestmark = pytest.mark.usefixtures("restore_settings")
 SETS = core.isa_names()
 WIDE = "avx512"  # some engines need its masks
-
-
-@pytest.fixture(autouse=True)
-def settings_kept():
-    isa, threads = core.isa(), core.num_threads()
-    yield
-    core.set_isa(isa)
-    core.set_num_threads(threads)
 
 
 def image(*shape, dtype=np.float32, last=False):
@@ -35,19 +28,18 @@ def image(*shape, dtype=np.float32, last=False):
 
 
 def backward(reduce, plan, x, axes=(2, 3)):
-    """The gradient of a pool, as a function that `explain` can call."""
-    reduction = REDUCTIONS[reduce]
-    if not reduction.picks:
-        return framework.pool_backward(plan, reduction, np.ones((*x.shape[:2], *plan.out), x.dtype), axes)
-    y, offsets = framework.pool_offsets(plan, reduction, x, axes)
-    return framework.pool_backward(plan, reduction, np.ones_like(y), axes, offsets=offsets)
+    """The gradient of a pool, for use with `explain`."""
+    if not REDUCTIONS[reduce].has_index:
+        return passes.backward(reduce, plan, np.ones((*x.shape[:2], *plan.out), x.dtype), axes)
+    y, offsets = passes.with_offsets(reduce, plan, x, axes)
+    return passes.backward(reduce, plan, np.ones_like(y), axes, offsets=offsets)
 
 
 def windows(sizes, kernel, stride=None, padding=0):
     return sliding("f", sizes, kernel, stride, padding, 1, False, strict=False)
 
 
-# engine -> instruction sets that have it, and a call that it serves
+# engine -> (instruction sets that have it, a call that uses it)
 FORWARD = {
     "direct": (SETS, lambda: (ndpool.max_pool2d, image(2, 3, 64, 96), 2)),
     "small_planes": ([WIDE], lambda: (ndpool.max_pool2d, image(11, 7, 14, 14), 3, 2, 1)),
@@ -91,15 +83,15 @@ def test_every_backward_engine_is_reached(isa, engine):
     assert (found.backward.engine, found.backward.instruction_set) == (engine, isa)
 
 
-def test_the_lists_above_name_every_engine():
-    """The names stand in the sources of the core, one for each engine."""
+def test_every_engine_is_listed():
+    """The sources of the core define one name per engine."""
     text = "".join(path.read_text() for path in (Path(__file__).parents[1] / "csrc").glob("**/*.h"))
     names = set(re.findall(r'constexpr const char\* engine = "(\w+)"', text))
     assert names == set(FORWARD) | set(BACKWARD)
 
 
 @pytest.mark.skipif(WIDE not in SETS, reason="needs AVX-512")
-def test_integers_that_fall_to_another_instruction_set_say_so():
+def test_integers_report_their_instruction_set():
     core.set_isa(WIDE)
     for dtype in ("int16", "uint32", "int64"):
         found = ndpool.explain(ndpool.max_pool2d, image(1, 2, 40, 50, dtype=dtype), 2)
@@ -145,20 +137,20 @@ def test_names_layers_and_unpooling():
         ndpool.explain(3, x)
 
 
-def test_it_prints_what_it_found():
+def test_repr():
     text = repr(ndpool.explain(ndpool.max_pool2d, image(1, 2, 40, 50), 2))
     assert text.splitlines()[0] == "max_pool2d"
     assert f"forward: direct, {core.isa()}, 1 thread" in text
     assert text.endswith("copies: none")
 
 
-def test_an_error_ends_the_recording():
+def test_an_error_stops_the_recording():
     with pytest.raises(ValueError, match="padding"):
         ndpool.explain(ndpool.max_pool2d, image(1, 2, 8, 8), 2, padding=9)
     assert len(ndpool.explain(ndpool.max_pool2d, image(1, 2, 8, 8), 2).steps) == 1
 
 
-def test_an_explanation_inside_another_keeps_to_itself():
+def test_nested_explanations():
     def both(x):
         ndpool.max_pool2d(x, 2)
         assert len(ndpool.explain(ndpool.max_pool2d, x, 2).steps) == 1

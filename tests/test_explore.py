@@ -1,4 +1,4 @@
-"""The explorer without a browser: states, answers, code, the server and its refusals, the exported page."""
+"""The explorer without a browser: states, answers, code, the server and its errors, the exported page."""
 
 import base64
 import hashlib
@@ -19,48 +19,48 @@ import numpy as np
 import pytest
 
 import ndpool
-from explorer import Truth, draw, query, running, wait_until
+from explorer import Expected, draw, query, running, wait_until
 from helpers import HANG
 from ndpool._cli import main
-from ndpool._explore import server as served
+from ndpool._explore import server as server_module
 from ndpool._explore.answer import answer, data, show
 from ndpool._explore.page import page
 from ndpool._explore.state import State, parse
 
 
-def drawn(seed, count):
-    """Random settings that have windows."""
+def random_answers(seed, count):
+    """Random settings with valid windows, and their answers."""
     generator = random.Random(seed)
     found = []
     while len(found) < count:
         settings = draw(generator)
         state = parse(query(settings))
-        with suppress(ValueError):  # there are no such windows
+        with suppress(ValueError):  # invalid windows
             found.append((settings, answer(state)))
     return found
 
 
-ANSWERS = drawn(0, 300)
+ANSWERS = random_answers(0, 300)
 
 
-def numbers(told):
-    return np.array([float(text) for text in told["exact"]]).reshape(told["shape"])
+def numbers(plane):
+    return np.array([float(text) for text in plane["exact"]]).reshape(plane["shape"])
 
 
 # States
 
 
-def test_state_survives_its_address():
-    for settings, told in ANSWERS:
+def test_state_round_trips_through_its_url():
+    for settings, reply in ANSWERS:
         state = parse(query(settings))
         assert parse(str(state)) == state
         assert parse(f"http://127.0.0.1:7667/#{state}") == state
-        assert told["state"] == str(state)
+        assert reply["state"] == str(state)
     assert str(State()) == str(parse("")) == ""
     assert str(parse("dims=1")) == "dims=1"
 
 
-def test_address_is_short_and_complete():
+def test_url_is_short_and_complete():
     text = (
         "reduce=avg&size=7x9&kernel=2&stride=&padding=1,0x2&data=custom&values=1,nan,-inf;0.1,2&at=3&play=1"
     )
@@ -81,26 +81,26 @@ def test_address_is_short_and_complete():
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("size=0", "size must be from 1 to 32; got size=0"),
         ("size=-3x4", "size must be from 1 to 32; got size=-3"),
         ("size=33", "size must be from 1 to 32; got size=33"),
-        ("size=99999999999999999999999", "size must be a whole number"),
+        ("size=99999999999999999999999", "size must be an integer"),
         ("size=2x2x2", "size must have one number per axis (2)"),
         ("dims=3", "dims must be from 1 to 2"),
         ("dims=1&size=2x2", "size must have one number per axis (1)"),
-        ("kernel=", "kernel must be a whole number; got kernel=''"),
-        ("kernel=2.5", "kernel must be a whole number"),
-        ("kernel=\u0663", "kernel must be a whole number"),
+        ("kernel=", "kernel must be an integer; got kernel=''"),
+        ("kernel=2.5", "kernel must be an integer"),
+        ("kernel=\u0663", "kernel must be an integer"),
         ("stride=0", "stride must be from 1 to 32"),
         ("padding=-1", "padding must be from 0 to 16"),
-        ("padding=1,2,3", "padding is one number or before,after"),
-        ("padding=full", "padding must be a whole number; got padding='full'"),
+        ("padding=1,2,3", "padding must be n or before,after per axis"),
+        ("padding=full", "padding must be an integer; got padding='full'"),
         ("dilation=17", "dilation must be from 1 to 16"),
         ("reduce=median", "reduce must be one of max, min, sum, avg, lp"),
         ("mode=random", "mode must be one of sliding, adaptive"),
-        ("ceil_mode=yes", "ceil_mode must be a whole number"),
+        ("ceil_mode=yes", "ceil_mode must be an integer"),
         ("norm_type=two", "norm_type must be a number"),
         ("reduce=lp&norm_type=0", "norm_type must be a number other than 0"),
         ("reduce=lp&norm_type=nan", "norm_type must be a number other than 0"),
@@ -109,37 +109,37 @@ def test_address_is_short_and_complete():
         ("data=custom&values=1,a", "values must be a number"),
         ("data=custom&values=" + ";" * 40, "values must be a number"),
         ("data=custom&values=" + ",".join("1" * 33), "at most 32 rows and columns"),
-        ("colour=red", "no setting is called 'colour'"),
+        ("colour=red", "unknown setting 'colour'"),
         ("size=4&size=5", "size is given twice"),
         ("kernel=9", "window must fit into the padded input"),
-        ("padding=5", "every window must hold an element"),
+        ("padding=5", "every window must contain an element"),
         ("values=" + "1" * 40_000, "too long"),
     ],
 )
-def test_bad_state_is_told(text, complaint):
-    with pytest.raises(ValueError, match=re.escape(complaint)):
+def test_bad_state_raises(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
         answer(parse(text))
 
 
 # Answers
 
 
-def test_answers_are_the_oracle_s():
-    for settings, told in ANSWERS:
-        truth = Truth(settings)
-        assert (numbers(told["input"]) == truth.x).all()
+def test_answers_match_the_oracle():
+    for settings, reply in ANSWERS:
+        expected = Expected(settings)
+        assert (numbers(reply["input"]) == expected.x).all()
         np.testing.assert_allclose(
-            numbers(told["output"]), truth.y, rtol=1e-12, atol=1e-12, err_msg=str(settings)
+            numbers(reply["output"]), expected.y, rtol=1e-12, atol=1e-12, err_msg=str(settings)
         )
         for name in ("index", "divisor"):
-            wanted = getattr(truth, name)
-            assert told[name] == (None if wanted is None else wanted.ravel().tolist()), settings
-        for axis, windows, pad in zip(told["axes"], truth.plan, truth.pads, strict=True):
+            wanted = getattr(expected, name)
+            assert reply[name] == (None if wanted is None else wanted.ravel().tolist()), settings
+        for axis, windows, pad in zip(reply["axes"], expected.plan, expected.pads, strict=True):
             assert (axis["before"], axis["after"]) == pad
             assert [[i for i in taps if 0 <= i < axis["size"]] for taps in axis["taps"]] == [
                 window.positions for window in windows
             ]
-            if not truth.adaptive:
+            if not expected.adaptive:
                 kernel, end = len(axis["taps"][0]), axis["size"] + pad[1]
                 assert [sum(i < end for i in taps) for taps in axis["taps"]] == [w.count for w in windows]
                 assert {len(taps) for taps in axis["taps"]} == {kernel}
@@ -147,10 +147,10 @@ def test_answers_are_the_oracle_s():
 
 def test_formula_gives_the_size():
     dropped = 0
-    for _, told in ANSWERS:
-        for line, axis in zip(told["formula"], told["axes"], strict=True):
+    for _, reply in ANSWERS:
+        for line, axis in zip(reply["formula"], reply["axes"], strict=True):
             assert line["out"] == axis["out"]
-            if told["mode"] == "sliding":
+            if reply["mode"] == "sliding":
                 top = eval(line["top"].replace("−", "-").replace("·", "*"))  # noqa: RUF001
                 quotient = top / int(line["bottom"])
                 written = int(np.ceil(quotient) if line["round"] == "ceil" else np.floor(quotient)) + 1
@@ -166,8 +166,8 @@ def test_code_gives_the_output(library):
     ran = 0
     own = "data=custom&values=1,nan,3;-4,5,inf&size=3x4&reduce="
     more = [({}, answer(parse(own + reduce))) for reduce in ("max", "min", "avg", "sum")]
-    for settings, told in ANSWERS + more:
-        code, note = told["code"][library]["code"], told["code"][library]["note"]
+    for settings, reply in ANSWERS + more:
+        code, note = reply["code"][library]["code"], reply["code"][library]["note"]
         if not code:
             assert library == "torch"
             assert note.startswith("PyTorch cannot: ")
@@ -176,18 +176,18 @@ def test_code_gives_the_output(library):
         with np.errstate(all="ignore"):
             exec(code, scope)
         y = np.asarray(scope["y"])
-        assert y.shape[y.ndim - told["dims"] :] == tuple(told["output"]["shape"])
-        expected = numbers(told["output"]).reshape(y.shape)
+        assert y.shape[y.ndim - reply["dims"] :] == tuple(reply["output"]["shape"])
+        expected = numbers(reply["output"]).reshape(y.shape)
         np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-12, err_msg=f"{settings}\n{code}")
         if "i" in scope:
-            assert np.asarray(scope["i"]).ravel().tolist() == told["index"]
+            assert np.asarray(scope["i"]).ravel().tolist() == reply["index"]
         ran += 1
     assert ran > 150
 
 
-def test_pytorch_cannot_only_where_it_cannot():
-    told = {note for _, a in ANSWERS if (note := a["code"]["torch"]["note"]).startswith("PyTorch cannot")}
-    assert len(told) == 6, told
+def test_pytorch_code_is_missing_only_where_pytorch_cannot():
+    notes = {note for _, a in ANSWERS if (note := a["code"]["torch"]["note"]).startswith("PyTorch cannot")}
+    assert len(notes) == 6, notes
     for settings, a in ANSWERS:
         plain = settings["dilation"] == ["1"] * a["dims"] and a["mode"] == "sliding"
         if plain and settings["padding"] == ["valid"]:
@@ -198,21 +198,21 @@ def test_pytorch_cannot_only_where_it_cannot():
     )
 
 
-def test_own_values_fill_what_there_is():
+def test_custom_values_are_cropped_or_padded_to_the_size():
     state = parse("data=custom&size=2x3&values=1,2;3,4,5,6;7")
     assert data(state).tolist() == [[1, 2, 0], [3, 4, 5]]
 
 
-def test_numbers_as_people_write_them():
+def test_numbers_are_formatted_for_people():
     texts = [show(v) for v in (3.0, -0.0, -2.5, 1 / 3, 123456.0, float("nan"), float("-inf"))]
     assert texts == ["3", "0", "\N{MINUS SIGN}2.5", "0.333", "1.23e+05", "NaN", "\N{MINUS SIGN}∞"]
 
 
 @pytest.mark.parametrize("values", ["nan,nan;nan,nan", "inf,-inf;0,1", "1e308,-1e308;0,0", "5,5;5,5"])
 def test_extremes_are_drawn(values):
-    told = answer(parse(f"data=custom&size=2&kernel=1&stride=1&padding=0&values={values}"))
-    json.loads(json.dumps(told, allow_nan=False))
-    assert all(0 <= shade <= 1 for shade in told["shades"] + told["outputShades"])
+    reply = answer(parse(f"data=custom&size=2&kernel=1&stride=1&padding=0&values={values}"))
+    json.loads(json.dumps(reply, allow_nan=False))
+    assert all(0 <= shade <= 1 for shade in reply["shades"] + reply["outputShades"])
 
 
 # The server
@@ -225,14 +225,14 @@ def server():
 
 
 def ask(server, method, path, body=None, **headers):
-    """Status, headers and body; headers that are None are left out."""
+    """The status, headers and body of the response; request headers that are None are not sent."""
     own = f"127.0.0.1:{server.server_port}"
-    told = {"Host": own, **({"Origin": f"http://{own}"} if method == "POST" else {}), **headers}
+    sent = {"Host": own, **({"Origin": f"http://{own}"} if method == "POST" else {}), **headers}
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=HANG)
     connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
-    if body is not None and "Content-Length" not in told:
-        told["Content-Length"] = str(len(body))
-    for name, value in told.items():
+    if body is not None and "Content-Length" not in sent:
+        sent["Content-Length"] = str(len(body))
+    for name, value in sent.items():
         if value is not None:
             connection.putheader(name, value)
     connection.endheaders(body)
@@ -265,14 +265,14 @@ def test_page_is_served_with_a_strict_policy(server, path, kind, word):
 
 
 def test_answer_over_http(server):
-    for settings, told in ANSWERS[:20]:
+    for settings, reply in ANSWERS[:20]:
         status, headers, body = ask(server, "GET", f"/api/pool?{query(settings)}")
         assert (status, headers["Content-Type"]) == (200, "application/json")
-        assert json.loads(body) == told
+        assert json.loads(body) == reply
 
 
-def test_complaint_is_an_answer(server):
-    """A browser would log another status as a fault of the page."""
+def test_error_message_has_status_200(server):
+    """A browser would log another status as an error of the page."""
     status, headers, body = ask(server, "GET", "/api/pool?size=-1")
     assert (status, headers["Content-Type"]) == (200, "application/json")
     assert json.loads(body) == {"error": "explore: size must be from 1 to 32; got size=-1"}
@@ -289,9 +289,9 @@ def test_complaint_is_an_answer(server):
         ("GET", "/api/pool?" + "a" * 70_000, 414),
     ],
 )
-def test_refusals_are_json(server, method, path, status):
-    told, headers, body = ask(server, method, path, Origin=f"http://127.0.0.1:{server.server_port}")
-    assert told == status
+def test_errors_are_json(server, method, path, status):
+    actual, headers, body = ask(server, method, path, Origin=f"http://127.0.0.1:{server.server_port}")
+    assert actual == status
     assert set(json.loads(body)) == {"error"}
     assert "default-src 'none'" in headers["Content-Security-Policy"]
 
@@ -313,22 +313,22 @@ def test_refusals_are_json(server, method, path, status):
         None,
     ],
 )
-def test_another_name_is_refused(server, host):
-    """DNS rebinding: a page of another name that resolves to loopback gets nothing."""
+def test_foreign_host_names_are_rejected(server, host):
+    """DNS rebinding: a foreign host name that resolves to loopback gets no page."""
     host = host and host.format(port=server.server_port)
     for path in ("/", "/api/pool"):
         assert ask(server, "GET", path, Host=host)[0] == 421
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST", "127.0.0.1", "[::1]"])
-def test_own_names_are_answered(server, host):
+def test_own_host_names_are_accepted(server, host):
     assert ask(server, "GET", "/", Host=f"{host}:{server.server_port}")[0] == 200
 
 
-def test_names_of_a_server_for_all_interfaces(monkeypatch):
-    monkeypatch.setattr(served.Server, "server_bind", lambda self: setattr(self, "server_port", 80))
-    monkeypatch.setattr(served.Server, "server_activate", lambda self: None)
-    wide, narrow = served.Server("0.0.0.0", 80), served.Server("example.test", 80)
+def test_host_names_of_a_server_on_all_interfaces(monkeypatch):
+    monkeypatch.setattr(server_module.Server, "server_bind", lambda self: setattr(self, "server_port", 80))
+    monkeypatch.setattr(server_module.Server, "server_activate", lambda self: None)
+    wide, narrow = server_module.Server("0.0.0.0", 80), server_module.Server("example.test", 80)
     assert wide.trusts("192.168.0.1")
     assert wide.trusts("[fe80::1]:80")
     assert not wide.trusts("evil.example")
@@ -352,13 +352,13 @@ def test_names_of_a_server_for_all_interfaces(monkeypatch):
         ("GET", None, 200),
     ],
 )
-def test_only_the_own_page_may_ask(server, method, origin, status):
+def test_only_the_own_page_may_send_requests(server, method, origin, status):
     path = "/api/image?width=8&height=8" if method == "POST" else "/"
     origin = origin and origin.format(port=server.server_port)
     assert ask(server, method, path, bytes(256) if method == "POST" else None, Origin=origin)[0] == status
 
 
-def picture(shape, opaque=True):
+def image(shape, opaque=True):
     pixels = np.random.default_rng(3).integers(0, 256, (*shape, 4), np.uint8)
     if opaque:
         pixels[..., 3] = 255
@@ -398,8 +398,8 @@ def post(server, pixels, state):
     ],
 )
 @pytest.mark.parametrize("opaque", [True, False])
-def test_picture_is_pooled(server, state, pool, opaque):
-    pixels = picture((37, 50), opaque)
+def test_image_is_pooled(server, state, pool, opaque):
+    pixels = image((37, 50), opaque)
     expected = np.array(np.clip(pool(pixels), 0, 255).astype(np.uint8))
     if opaque:
         expected[..., 3] = 255
@@ -408,36 +408,36 @@ def test_picture_is_pooled(server, state, pool, opaque):
 
 
 @pytest.mark.parametrize(
-    ("where", "length", "status", "complaint"),
+    ("where", "length", "status", "message"),
     [
         ("width=8&height=8", "255", 200, "8 x 8 pixels are 256 bytes; got 255"),
-        ("width=8&height=8", None, 411, "must tell its length"),
-        ("width=8&height=8", "-256", 411, "must tell its length"),
+        ("width=8&height=8", None, 411, "must have a Content-Length"),
+        ("width=8&height=8", "-256", 411, "must have a Content-Length"),
         ("width=8&height=8", "9" * 30, 200, "8 x 8 pixels are 256 bytes"),
-        ("width=0&height=8", "0", 200, "width must be a whole number of pixels; got width='0'"),
-        ("width=-8&height=-8", "256", 200, "height must be a whole number of pixels; got height='-8'"),
-        ("height=8", "256", 200, "width must be a whole number"),
+        ("width=0&height=8", "0", 200, "width must be a positive number of pixels; got width='0'"),
+        ("width=-8&height=-8", "256", 200, "height must be a positive number of pixels; got height='-8'"),
+        ("height=8", "256", 200, "width must be a positive number"),
         ("width=99999&height=99999", "256", 413, "at most 16,777,216 pixels; got 99999 x 99999"),
         ("width=8&height=8&state=size%3D0", "256", 200, "size must be from 1 to 32"),
         ("width=1&height=1&state=kernel%3D9", "4", 200, "window must fit"),
     ],
 )
-def test_bad_picture_is_told(server, where, length, status, complaint):
+def test_bad_image_gives_an_error(server, where, length, status, message):
     body = bytes(int(length)) if length and re.fullmatch(r"\d{1,4}", length) else b""
-    told, _, answered = ask(server, "POST", f"/api/image?{where}", body, **{"Content-Length": length})
-    assert told == status
-    assert complaint in json.loads(answered)["error"]
+    actual, _, response = ask(server, "POST", f"/api/image?{where}", body, **{"Content-Length": length})
+    assert actual == status
+    assert message in json.loads(response)["error"]
 
 
-def test_refusal_arrives_although_the_picture_is_still_being_sent(server):
-    """Who sends and gets a refusal must be able to read it, not see a broken connection."""
+def test_error_arrives_while_the_image_is_still_being_sent(server):
+    """The client must be able to read the error instead of seeing a broken connection."""
     status, _, body = ask(server, "POST", "/api/image?width=9999&height=9999", bytes(8_000_000))
     assert status == 413
     assert b"at most" in body
 
 
-def test_slow_clients_block_nobody_and_are_ended(monkeypatch, server):
-    monkeypatch.setattr(served.Handler, "timeout", 2)
+def test_slow_clients_do_not_block_others_and_time_out(monkeypatch, server):
+    monkeypatch.setattr(server_module.Handler, "timeout", 2)
     idle = socket.create_connection(server.server_address)
     half = socket.create_connection(server.server_address)
     half.sendall(b"GET / HTTP/1.1\r\nHost: ")
@@ -448,9 +448,9 @@ def test_slow_clients_block_nobody_and_are_ended(monkeypatch, server):
         connection.close()
 
 
-def test_a_connection_has_an_end(monkeypatch, server):
-    """A byte now and then keeps no thread for ever."""
-    monkeypatch.setattr(served, "TOTAL_SECONDS", 0.4)
+def test_connections_have_a_time_limit(monkeypatch, server):
+    """Sending a byte now and then does not keep a thread alive."""
+    monkeypatch.setattr(server_module, "TOTAL_SECONDS", 0.4)
     connection = socket.create_connection(server.server_address)
     started = time.monotonic()
     with suppress(BrokenPipeError, ConnectionResetError):
@@ -461,14 +461,14 @@ def test_a_connection_has_an_end(monkeypatch, server):
     connection.close()
 
 
-def test_connections_are_counted(monkeypatch, server):
-    monkeypatch.setattr(served, "MAX_CONNECTIONS", 3)
+def test_number_of_connections_is_limited(monkeypatch, server):
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 3)
     wait_until(lambda: not server._open)
-    held = [socket.create_connection(server.server_address) for _ in range(3)]
+    connections = [socket.create_connection(server.server_address) for _ in range(3)]
     wait_until(lambda: len(server._open) == 3)
     with pytest.raises((http.client.BadStatusLine, ConnectionError)):
         ask(server, "GET", "/")
-    for connection in held:
+    for connection in connections:
         connection.close()
     wait_until(lambda: not server._open)
     assert ask(server, "GET", "/")[0] == 200
@@ -478,7 +478,7 @@ def test_connections_are_counted(monkeypatch, server):
 
 
 def start(*arguments):
-    # Whoever starts the tests in the background may have had Ctrl-C ignored, which is inherited.
+    # Background jobs may start with SIGINT ignored, which child processes inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "ndpool", "explore", "--no-browser", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -501,12 +501,12 @@ def test_command_serves_until_interrupted(by):
     connection.request("GET", "/api/pool")
     assert json.loads(connection.getresponse().read())["output"]["shape"] == [3, 4]
     assert process.stdout.readline() == "Ctrl-C stops it.\n"
-    held = socket.create_connection(("127.0.0.1", port))  # that it does not wait for
+    idle = socket.create_connection(("127.0.0.1", port))  # must not delay the exit
     assert stop(process, by) == (0, "\nndpool explorer: stopped\n", "")
-    held.close()
+    idle.close()
 
 
-def test_command_tells_of_a_port_in_use_and_of_other_machines():
+def test_command_reports_a_port_in_use_and_a_public_address():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         process = start("--port", str(taken.getsockname()[1]))
         out, err = process.communicate(timeout=HANG)
@@ -520,30 +520,30 @@ def test_command_tells_of_a_port_in_use_and_of_other_machines():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["--port", "70000"], "port must be from 0 to 65535"),
         (["--state", "size=0"], "size must be from 1 to 32"),
         (["--host", "no.such.host.invalid"], "cannot listen on no.such.host.invalid"),
     ],
 )
-def test_command_refuses(arguments, complaint, capsys):
+def test_command_rejects_bad_arguments(arguments, message, capsys):
     assert main(["explore", "--no-browser", *arguments]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("ndpool: explore: ")
-    assert complaint in err
+    assert message in err
 
 
-def test_any_free_port_when_the_usual_one_is_taken(monkeypatch):
+def test_any_free_port_if_the_default_is_in_use(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(served, "PORT", taken.getsockname()[1])
-        server = served._bind("127.0.0.1", None)
-        assert server.server_port != served.PORT
+        monkeypatch.setattr(server_module, "PORT", taken.getsockname()[1])
+        server = server_module._bind("127.0.0.1", None)
+        assert server.server_port != server_module.PORT
         server.server_close()
 
 
-def test_package_alone_loads_no_server():
+def test_importing_ndpool_loads_no_server():
     code = "import sys, ndpool; sys.exit(str({'http.server', 'ndpool._explore'} & sys.modules.keys() or ''))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr == "\n"
 
@@ -551,14 +551,16 @@ def test_package_alone_loads_no_server():
 # The exported page
 
 
-def test_export_stands_alone(tmp_path, capsys):
+def test_exported_page_is_self_contained(tmp_path, capsys):
     path = tmp_path / "windows.html"
     state = "reduce=avg&size=5&padding=same&data=custom&values=1,nan"
     assert main(["explore", "--export", str(path), "--state", state]) == 0
     assert str(path) in capsys.readouterr().out
     html = path.read_text(encoding="utf-8")
-    told = json.loads(re.search(r'<script type="application/json" id="answer">(.*?)</script>', html, re.S)[1])
-    assert told == answer(parse(state))
+    reply = json.loads(
+        re.search(r'<script type="application/json" id="answer">(.*?)</script>', html, re.S)[1]
+    )
+    assert reply == answer(parse(state))
     assert not re.search(r'(?:src|href)="(?!data:|#)', html)
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)[1]
     for tag, kind in (("style", "<style>"), ("script", '<script type="module">')):
@@ -584,7 +586,7 @@ def test_export_over_http_is_the_same(server):
     assert body.decode() == page("reduce=min")
 
 
-def test_export_that_cannot_be_written_is_told(tmp_path, capsys):
+def test_export_reports_a_write_error(tmp_path, capsys):
     path = tmp_path / "missing" / "windows.html"
     assert main(["explore", "--export", str(path)]) == 1
     assert capsys.readouterr().err == f"ndpool: cannot write the page to {path}: No such file or directory\n"

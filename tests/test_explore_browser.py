@@ -1,6 +1,6 @@
-"""The explorer as people use it: headless Chromium drives the page; what it shows is compared with ndpool.
+"""The explorer in headless Chromium: what the page shows is compared with ndpool's results.
 
-Whatever a test did, the page must have logged no error and asked no other host for anything.
+After every test the page must have logged no error and sent no request to another host.
 """
 
 import json
@@ -40,7 +40,7 @@ DEFAULT = {
     "data": ["random"],
     "seed": ["7"],
 }
-# Put texts into controls as if typed, all at once, and wait for the answer.
+# Set the text of several controls at once, as if typed, and wait for the answer.
 SET = """
 const [settings, done] = arguments, form = document.getElementById("controls");
 const before = +document.body.dataset.turn;
@@ -92,8 +92,8 @@ class Page:
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
-    def wait(self, true):
-        wait_until(true)
+    def wait(self, condition):
+        wait_until(condition)
 
     def find(self, selector):
         return self.driver.find_element("css selector", selector)
@@ -134,11 +134,11 @@ def driver():
         pytest.skip("no Chromium with its driver here (Debian: apt-get install chromium chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    # Without its sandbox, which containers often forbid: no page but this one is loaded.
+    # Containers often forbid the sandbox; no other page is loaded.
     for flag in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-background-networking"):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    # What is loaded into Python to watch its memory is not meant for the browser.
+    # Sanitizers preloaded into Python must not be loaded into the browser.
     env = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver, env=env))
     driver.set_script_timeout(HANG)
@@ -165,7 +165,7 @@ def page(driver, server):
 
 
 def requests(driver):
-    """What was asked of any server since the last time."""
+    """The URLs requested since the last call."""
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
     return [url for url in urls if not url.startswith(("data:", "blob:", "about:"))]
@@ -179,14 +179,14 @@ def plain(value):
 
 
 def check(page, settings):
-    """The page shows what ndpool gives for the settings, or its complaint; whether there was an output."""
-    shown, complaint = page.read(), ""
+    """Check that the page shows ndpool's result or error for the settings; return whether it is a result."""
+    shown, message = page.read(), ""
     try:
         x, y = pooled(settings)
     except ValueError as error:
-        complaint = str(error)
-    assert shown["error"] == complaint
-    if complaint:
+        message = str(error)
+    assert shown["error"] == message
+    if message:
         return False
     assert [float(text) for text in shown["x"]] == x.ravel().tolist()
     assert np.array_equal([float(text) for text in shown["y"]], y.ravel(), equal_nan=True), settings
@@ -198,7 +198,7 @@ def check(page, settings):
 
 
 def pooled(settings):
-    """Input and output by the public functions, from the settings as they stand in the controls."""
+    """The input and output of the public functions for the settings of the controls."""
     size = tuple(map(int, settings["size"]))
     seed, reduce = int(settings["seed"][0]), settings["reduce"][0]
     x = np.random.default_rng(seed).integers(-9, 10, size).astype(float)
@@ -227,7 +227,7 @@ def pooled(settings):
     return x, y
 
 
-def test_shows_what_ndpool_gives_for_random_settings(page):
+def test_shows_ndpool_s_result_for_random_settings(page):
     generator = random.Random(20)
     answered = tried = 0
     while answered < 220:
@@ -235,7 +235,7 @@ def test_shows_what_ndpool_gives_for_random_settings(page):
         page.set(settings)
         answered += check(page, settings)
         tried += 1
-    assert tried - answered > 10  # complaints were compared, too
+    assert tried - answered > 10  # error messages were compared too
 
 
 CHANGES = [
@@ -274,7 +274,7 @@ CHANGES = [
 
 
 def change(page, name, texts):
-    """Change a control as people do, and wait for the answer."""
+    """Change a control as a user does and wait for the answer."""
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.select import Select
 
@@ -298,14 +298,14 @@ def change(page, name, texts):
     page.wait(lambda: page.turn() > before and not page.run("return document.body.hasAttribute('aria-busy')"))
 
 
-def test_every_control_changes_what_is_shown(page):
+def test_every_control_has_an_effect(page):
     page.find("[name=link]").click()
     settings = dict(DEFAULT)
     check(page, settings)
     changed = {"link"}
     for name, texts in CHANGES:
         change(page, name, texts)
-        # Each keystroke asks again: the last answer counts.
+        # Each keystroke sends a request; wait for the last answer.
         page.wait(lambda: parse(page.read()["hash"]) == parse(query(settings | {name: texts})))  # noqa: B023
         settings[name] = texts
         if settings["padding"] == ["even"]:
@@ -336,15 +336,15 @@ def test_linked_axes_change_together(page):
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
         ({"size": ["-3", "4"]}, "explore: size must be from 1 to 32; got size=-3"),
         ({"size": ["999999", "4"]}, "explore: size must be from 1 to 32; got size=999999"),
-        ({"kernel": ["", "3"]}, "explore: kernel must be a whole number; got kernel=''"),
-        ({"kernel": ["2.5", "3"]}, "explore: kernel must be a whole number; got kernel='2.5'"),
+        ({"kernel": ["", "3"]}, "explore: kernel must be an integer; got kernel=''"),
+        ({"kernel": ["2.5", "3"]}, "explore: kernel must be an integer; got kernel='2.5'"),
         ({"kernel": ["9", "3"]}, "pool: the window must fit into the padded input"),
-        ({"stride": ["2", ""]}, "explore: stride must be a whole number; got stride=''"),
-        ({"before": ["5", "5"]}, "pool: every window must hold an element of the input"),
+        ({"stride": ["2", ""]}, "explore: stride must be an integer; got stride=''"),
+        ({"before": ["5", "5"]}, "pool: every window must contain an element of the input"),
         (
             {"reduce": ["lp"], "norm_type": ["<b>"]},
             "explore: norm_type must be a number; got norm_type='<b>'",
@@ -353,20 +353,20 @@ def test_linked_axes_change_together(page):
         ({"seed": ["-1"]}, "explore: seed must be from 0 to 4294967295"),
     ],
 )
-def test_bad_input_gives_a_message(page, change, complaint):
+def test_bad_input_gives_a_message(page, change, message):
     page.set(DEFAULT | change)
-    assert page.read()["error"].startswith(complaint)
+    assert page.read()["error"].startswith(message)
     assert page.find("#error").is_displayed()
     assert page.find("#error").aria_role == "alert"
     page.set(DEFAULT)
     assert check(page, DEFAULT)
 
 
-# Looking
+# The current output
 
 
 def selected(page):
-    """The output looked at, what is lit in the input, and where the frame stands."""
+    """The current output, the highlighted cells of the input and the position of the frame."""
     return page.run("""
       const places = (selector) => [...document.querySelectorAll(selector)].map((cell) => +cell.dataset.i);
       const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; };
@@ -386,7 +386,7 @@ def selected(page):
 
 
 def windows_of(state):
-    """Per output, the flat input positions of its window."""
+    """The flat input indices in each output's window."""
     size = state.size if state.dims == 2 else (1, *state.size)
     if state.mode == "adaptive":
         axes = [ndpool.adaptive_windows(s, o) for s, o in zip(state.size, state.output_size, strict=True)]
@@ -410,21 +410,21 @@ def windows_of(state):
 def test_every_output_shows_its_window(page, fragment):
     page.open(fragment, prefers_reduced_motion="reduce")
     state = parse(fragment)
-    told = answer(state)
+    expected_answer = answer(state)
     for o, window in enumerate(windows_of(state)):
         seen = selected(page)
         assert (seen["o"], seen["taps"]) == (o, window)
-        assert seen["pick"] == ([] if told["index"] is None else [told["index"][o]])
-        # The frame lies around the cells of the window.
+        assert seen["pick"] == ([] if expected_answer["index"] is None else [expected_answer["index"][o]])
+        # The frame surrounds the cells of the window.
         assert np.allclose(np.subtract(seen["frame"], seen["cover"]), [-3, -3, 3, 3], atol=0.6)
-        assert f"= {told['output']['full'][o]}" in seen["detail"]
-        if told["divisor"]:
-            assert f"Divisor{told['divisor'][o]}: " in seen["detail"]
-        if told["index"]:
-            assert f"Index{told['index'][o]}: x[" in seen["detail"]
+        assert f"= {expected_answer['output']['full'][o]}" in seen["detail"]
+        if expected_answer["divisor"]:
+            assert f"Divisor{expected_answer['divisor'][o]}: " in seen["detail"]
+        if expected_answer["index"]:
+            assert f"Index{expected_answer['index'][o]}: x[" in seen["detail"]
         assert seen["spoken"].startswith("y[")
         page.run("document.getElementById('next').click()")
-    assert selected(page)["o"] == 0  # and round again
+    assert selected(page)["o"] == 0  # wraps around
     page.run("document.getElementById('previous').click()")
     assert selected(page)["o"] == len(windows_of(state)) - 1
     page.run("document.getElementById('first').click()")
@@ -438,7 +438,7 @@ def test_pointer_and_keyboard_move_the_window(page):
     page.hover('#output [data-o="6"]')
     assert selected(page)["o"] == 6
     assert page.read()["hash"] == "at=6"
-    page.hover('#input [data-i="9"]')  # the outputs that hold it
+    page.hover('#input [data-i="9"]')  # highlights the outputs whose windows contain it
     used = page.run("return [...document.querySelectorAll('#output .uses')].map((cell) => +cell.dataset.o)")
     assert used == [o for o, window in enumerate(windows_of(parse(""))) if 9 in window]
     page.run("document.querySelector('#output [tabindex=\"0\"]').focus()")
@@ -484,7 +484,7 @@ def test_tab_reaches_everything_and_everything_has_a_name(page):
         "file",
     ]
     page.open("seed=8")
-    page.press(Keys.TAB, Keys.ENTER)  # past all controls
+    page.press(Keys.TAB, Keys.ENTER)  # skips the controls
     assert page.run("return [document.activeElement.id, location.hash]") == ["stage", "#seed=8"]
     page.press(Keys.TAB)
     assert page.run(focused) == "first"
@@ -515,7 +515,7 @@ def test_a_value_can_be_changed_by_keyboard(page):
     expected = ndpool.pool(x, (3, 3), stride=2, padding=1)
     assert np.array_equal([float(v) for v in shown["y"]], expected.ravel(), equal_nan=True)
     page.wait(lambda: page.run("return document.activeElement.dataset.i") == "1")
-    page.press("-5", Keys.ESCAPE)  # thinks better of it
+    page.press("-5", Keys.ESCAPE)  # cancels the edit
     assert page.read()["x"][1] == "nan"
     page.press("q", Keys.ENTER, "w", Keys.ENTER)
     page.wait(lambda: page.read()["error"].startswith("explore: values must be a number"))
@@ -537,7 +537,7 @@ def test_plays_and_stops(page):
     assert selected(page)["o"] == at
 
 
-def test_motion_is_not_forced_on_anyone(page):
+def test_reduced_motion_is_respected(page):
     page.open("play=1")
     page.wait(lambda: selected(page)["o"] >= 1)
     assert page.run("return getComputedStyle(document.querySelector('.frame')).transitionDuration") != "0s"
@@ -546,7 +546,7 @@ def test_motion_is_not_forced_on_anyone(page):
     assert page.find("#play").get_attribute("aria-label") == "Play"
 
 
-def test_address_holds_everything(page):
+def test_url_contains_the_whole_state(page):
     generator = random.Random(5)
     for _ in range(10):
         settings = draw(generator)
@@ -571,10 +571,10 @@ def test_address_holds_everything(page):
         expected = settings | ({"padding": ["even"]} if even else {})
         assert controls == [*(expected[name][0] for name in names), settings["ceil_mode"] == ["1"]]
     page.open("size=bogus")
-    assert page.read()["error"] == "explore: size must be a whole number; got size='bogus'"
+    assert page.read()["error"] == "explore: size must be an integer; got size='bogus'"
 
 
-def test_examples_are_answered(page):
+def test_example_links_work(page):
     links = page.run("return [...document.querySelectorAll('nav a')].map((link) => link.hash.slice(1))")
     assert len(links) >= 8
     for i, link in enumerate(links):
@@ -590,14 +590,14 @@ def test_code_is_shown_and_copied(page):
         "Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
     )
     page.set(DEFAULT | {"reduce": ["min"], "before": ["2", "1"]})
-    told = answer(parse("reduce=min&padding=2x1"))["code"]
+    expected_answer = answer(parse("reduce=min&padding=2x1"))["code"]
     for tab, library in (("tab-torch", "torch"), ("tab-numpy", "numpy"), ("tab-ndpool", "ndpool")):
         page.find(f"#{tab}").click()
-        assert page.text("#code code") == told[library]["code"]
-        assert page.text("#note") == told[library]["note"]
+        assert page.text("#code code") == expected_answer[library]["code"]
+        assert page.text("#note") == expected_answer[library]["note"]
         page.find("#copy").click()
         page.wait(lambda: page.text("#copy") == "Copied")
-        assert page.run("return navigator.clipboard.readText()") == told[library]["code"]
+        assert page.run("return navigator.clipboard.readText()") == expected_answer[library]["code"]
         page.wait(lambda: page.text("#copy") == "Copy")
     page.find("#share").click()
     page.wait(lambda: page.text("#share") == "Copied")
@@ -608,11 +608,11 @@ def test_code_is_shown_and_copied(page):
     assert not page.find("#copy").is_displayed()
 
 
-# Pictures
+# Images
 
 
 def pixels_of(page):
-    """The pooled picture as the canvas holds it."""
+    """The pixels of the pooled image on the canvas."""
     width, height, data = page.run("""
       const canvas = document.getElementById("pooled"), { width, height } = canvas;
       const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
@@ -632,7 +632,7 @@ def upload(page, path):
     page.wait(lambda: pictures(page) > before)
 
 
-def test_picture_is_pooled_at_full_size(page, tmp_path):
+def test_image_is_pooled_at_full_size(page, tmp_path):
     pixels = np.random.default_rng(1).integers(0, 256, (61, 83, 4), np.uint8)
     pixels[..., 3] = 255
     (tmp_path / "noise.png").write_bytes(png(pixels))
@@ -658,16 +658,14 @@ dispatchEvent(new DragEvent("drop", { dataTransfer: transfer, bubbles: true, can
 """
 
 
-def test_bad_pictures_give_a_message(page, tmp_path):
+def test_bad_images_give_a_message(page, tmp_path):
     (tmp_path / "notes.png").write_text("not a picture")
     page.find("#file").send_keys(str(tmp_path / "notes.png"))
-    page.wait(lambda: page.text("#picture-note") == "notes.png is not a picture that this browser can read.")
+    page.wait(lambda: page.text("#picture-note") == "notes.png is not an image that this browser can read.")
     page.run(DROP, "notes.txt", "text/plain", 10)
-    page.wait(lambda: page.text("#picture-note") == "notes.txt is not a picture that this browser can read.")
+    page.wait(lambda: page.text("#picture-note") == "notes.txt is not an image that this browser can read.")
     page.run(DROP, "long.png", "image/png", 2**26 + 1)
-    page.wait(
-        lambda: page.text("#picture-note") == "long.png: a file may have at most 64 MiB; this one has 65."
-    )
+    page.wait(lambda: page.text("#picture-note") == "long.png is too large: 65 MiB; at most 64 MiB.")
     (tmp_path / "wide.png").write_bytes(png(np.zeros((4100, 4100, 4), np.uint8)))
     page.find("#file").send_keys(str(tmp_path / "wide.png"))
     page.wait(
@@ -676,14 +674,14 @@ def test_bad_pictures_give_a_message(page, tmp_path):
         )
     )
     assert not page.find("#pictures").is_displayed()
-    # A picture too small for the window: ndpool's own words.
+    # An image smaller than the window: ndpool's message.
     (tmp_path / "dot.png").write_bytes(png(np.zeros((1, 1, 4), np.uint8)))
     page.set(DEFAULT | {"before": ["0", "0"]})
     page.find("#file").send_keys(str(tmp_path / "dot.png"))
     page.wait(lambda: page.text("#picture-note").startswith("pool: the window must fit"))
 
 
-# Looks
+# Appearance
 
 
 def test_light_and_dark(page):
@@ -699,7 +697,7 @@ def test_light_and_dark(page):
             page.find("#theme").click()
             assert page.run(background) == shown[expected]
             assert page.find("#theme").get_attribute("aria-pressed") == str(expected == "dark").lower()
-        page.driver.refresh()  # it is remembered
+        page.driver.refresh()  # the choice is stored
         page.wait(lambda: page.run(background) == shown[other])  # noqa: B023
 
 
@@ -730,9 +728,9 @@ def test_exported_page_needs_no_server(driver, tmp_path, fragment):
     page = Page(driver, path.as_uri())
     page.width(1280)
     page.open("", prefers_reduced_motion="reduce")
-    told = answer(parse(fragment))
-    assert page.read()["y"] == told["output"]["exact"]
-    assert selected(page)["o"] == told["at"]
+    expected_answer = answer(parse(fragment))
+    assert page.read()["y"] == expected_answer["output"]["exact"]
+    assert selected(page)["o"] == expected_answer["at"]
     page.hover('#output [data-o="1"]')
     assert (selected(page)["o"], selected(page)["taps"]) == (1, windows_of(parse(fragment))[1])
     page.find("#next").click()
@@ -740,7 +738,7 @@ def test_exported_page_needs_no_server(driver, tmp_path, fragment):
     page.find("#play").click()
     page.wait(lambda: selected(page)["o"] == 3)
     page.find("#tab-numpy").click()
-    assert page.text("#code code") == told["code"]["numpy"]["code"]
+    assert page.text("#code code") == expected_answer["code"]["numpy"]["code"]
     page.find("#theme").click()
     assert driver.get_log("browser") == []
     assert set(requests(driver)) == {path.as_uri()}

@@ -1,8 +1,8 @@
-"""CPU kernels beside pages that nobody may touch: instruction sets, dtypes, layouts, one to three threads.
+"""CPU kernels next to protected pages: instruction sets, dtypes, layouts, one to three threads.
 
-Each call runs as a case of the fuzzer: the result and its memory, a second way to it, a part of it, `out=`
-inside poisoned memory, offsets and gradients. A touched fence ends the process, so the cases run in child
-processes, which say what they are about to do.
+Each call runs as a case of the fuzzer: the result and its memory, a variation of the call, a part of it,
+`out` in poisoned memory, offsets and gradients. Touching a fence ends the process, so the cases run in child
+processes, which print each case before it runs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,12 @@ CALLS = [  # function, shape, arguments
     ("max_pool2d", (1, 2, 21, 40), {"kernel_size": 9, "stride": 1, "padding": 4}),
     ("max_pool2d", (1, 3, 13, 19), {"kernel_size": 3, "stride": 2, "padding": 1, "dilation": 2}),
     ("max_pool2d", (1, 3, 9, 19), {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2}),
-    ("max_pool2d", (1, 2, 20, 33), {"kernel_size": 17, "stride": 1, "padding": 8}),  # offsets of four bytes
-    ("max_pool2d", (1, 33, 6, 7), {"kernel_size": 3, "stride": 1, "padding": 1}),  # channels for vectors
+    ("max_pool2d", (1, 2, 20, 33), {"kernel_size": 17, "stride": 1, "padding": 8}),  # four-byte offsets
+    (
+        "max_pool2d",
+        (1, 33, 6, 7),
+        {"kernel_size": 3, "stride": 1, "padding": 1},
+    ),  # more channels than a vector
     ("max_pool2d", (2, 65, 5, 4), {"kernel_size": 2}),
     ("max_pool3d", (2, 2, 4, 5, 9), {"kernel_size": 2, "stride": 1}),
     ("avg_pool1d", (2, 5, 65), {"kernel_size": 5, "stride": 1, "padding": 1}),
@@ -63,7 +67,7 @@ UNPOOLED = [((2, 3, 5, 7), (10, 14)), ((2, 33, 4), (9,)), ((1, 2, 2, 3, 4), (4, 
 
 
 def layouts(ndim: int) -> list[Layout]:
-    """Packed, channels-last, Fortran order, gaps, negative and mixed strides, misaligned."""
+    """Packed, channels-last, Fortran order, gaps, steps, negative strides, permuted, misaligned."""
     plain, last = packed(ndim), ndim - 1
     return [
         plain,
@@ -78,7 +82,7 @@ def layouts(ndim: int) -> list[Layout]:
 
 
 def framework_of(number: int, *of: Layout) -> str:
-    """Every third case on tensors, where they can have the layouts."""
+    """Every third case uses tensors, if they support the layouts."""
     possible = all(-1 not in layout.signs for layout in of) and find_spec("torch")
     return "torch" if number % 3 == 2 and possible else "numpy"
 
@@ -93,7 +97,7 @@ def pooled(numbers: Iterator[int]) -> Iterator[tuple[int, Case]]:
         for layout, other in zip(layouts(len(shape)), layouts(len(shape))[::-1], strict=True):
             number = next(numbers)
             case = given(function, values, framework_of(number, layout, other), **kwargs)
-            if case.picks:
+            if case.has_index:
                 case.kwargs["return_indices"] = number % 2 == 1
             case.layout, case.out, case.grad_layout = layout, (other, layout), other
             yield number, case
@@ -111,7 +115,7 @@ def unpooled(numbers: Iterator[int]) -> Iterator[tuple[int, Case]]:
 
 
 def sweep(isa: str, end: str, begin: int) -> None:
-    """All calls, dtypes and layouts from one number on; each says its name before it runs."""
+    """Run all calls, dtypes and layouts from number `begin`; each case is printed before it runs."""
     assert core.set_isa(isa)
     core.set_serial_bytes(1)
     numbers = count()
@@ -133,12 +137,12 @@ def sweep(isa: str, end: str, begin: int) -> None:
 @linux
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("isa", core.isa_names())
-def test_nothing_beside_an_array_is_touched(isa, end):
+def test_no_access_outside_an_array(isa, end):
     failures, begin = [], 0
     while len(failures) < 10:
         code = f"import test_fences; test_fences.sweep({isa!r}, {end!r}, {begin})"
         status, lines, errors = run_child(code)
-        failures += [f"{case}\n    {told}" for case, told in pairwise(lines) if told[:6] == "failed"]
+        failures += [f"{case}\n    {line}" for case, line in pairwise(lines) if line[:6] == "failed"]
         if lines and lines[-1] == "done":
             break
         assert lines, errors
@@ -149,8 +153,8 @@ def test_nothing_beside_an_array_is_touched(isa, end):
 
 @linux
 @pytest.mark.parametrize("end", ENDS)
-def test_fences_hold(end):
-    """A process that reads beside an array is ended, one that reads inside is not."""
+def test_fences_end_the_process(end):
+    """Reading outside an array ends the process, reading inside does not."""
     for at, ended in ((64 if end == "behind" else -1, True), (63 if end == "behind" else 0, False)):
         code = (
             f"import ctypes, fences; memory = fences.Memory((16,), 'f4', None, {end!r}); "
@@ -159,24 +163,24 @@ def test_fences_hold(end):
         assert (run_child(code)[0] != 0) == ended
 
 
-def test_changed_bytes_are_seen():
-    """Beside the array, between its elements, and in it."""
+def test_changed_bytes_are_detected():
+    """Next to the array, between its elements, and in it."""
     layout = packed(2)._replace(gaps=(0, 2))
     for at in (-1, 6, 13):
         memory = Memory((2, 6), np.uint8, layout).keep()
         memory.array[1, 5] = 3
         memory.check("x", written=True)
-        with pytest.raises(AssertionError, match="in or beside x"):
+        with pytest.raises(AssertionError, match="in or next to x"):
             memory.check("x")
         memory.bytes[memory.offset + at] = 0
         if at == 13:
             memory.check("x", written=True)
         else:
-            with pytest.raises(AssertionError, match="beside x"):
+            with pytest.raises(AssertionError, match="bytes next to x"):
                 memory.check("x", written=True)
 
 
-def test_what_nobody_wrote_is_seen():
+def test_results_are_poisoned():
     from ndpool.frameworks import numpy as framework
 
     with poisoned_results():

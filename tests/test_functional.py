@@ -1,6 +1,6 @@
-"""The named functions: PyTorch's signatures, and PyTorch's answers over tens of thousands of drawn calls.
+"""The named functions: PyTorch's signatures, and PyTorch's results for tens of thousands of random calls.
 
-Whatever PyTorch can be asked is compared with PyTorch itself, everything else with the oracle.
+Calls that PyTorch supports are compared with PyTorch, all others with the oracle.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ pytestmark = pytest.mark.usefixtures("poisoned")
 DRAWS = 1100  # per function: 22,000 in all
 
 
-def answer(case):
-    result = getattr(ndpool, case.name)(case.array(), *case.args, **case.kwargs)
-    return result if isinstance(result, tuple) else (result,)
+def results(case):
+    return cases.as_tuple(getattr(ndpool, case.name)(case.array(), *case.args, **case.kwargs))
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
@@ -29,17 +28,17 @@ def test_equal_to_the_oracle(name):
         case = cases.draw(rng, name, beyond=True)
         if case.values.dtype == bool and "avg" in name:
             with pytest.raises(TypeError, match=f"{name}: the average of dtype=bool"):
-                answer(case)
+                results(case)
         else:
-            cases.assert_same(answer(case), case.call_oracle(), case)
+            cases.assert_same(results(case), case.call_oracle(), case)
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_equal_to_pytorch(name):
-    """Values, indices, shapes and dtypes; what PyTorch itself gets wrong is listed in test_oracle.py."""
+    """Values, indices, shapes and dtypes; PyTorch's known errors are listed in test_oracle.py."""
     torch = pytest.importorskip("torch")
-    torch.set_num_threads(1)  # its unpooling races where indices repeat (pytorch#78249)
+    torch.set_num_threads(1)  # PyTorch's unpooling races for repeated indices (pytorch#78249)
     from test_oracle import spoiled
 
     rng = np.random.default_rng(1000 + cases.NAMES.index(name))
@@ -47,14 +46,14 @@ def test_equal_to_pytorch(name):
     for _ in range(DRAWS):
         case = cases.draw(rng, name)
         wanted = case.call_oracle() if spoiled(case) else case.call_torch()
-        cases.assert_same(answer(case), wanted, case)
+        cases.assert_same(results(case), wanted, case)
         judged += not spoiled(case)
     assert judged > DRAWS / 3
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize("name", cases.NAMES)
-def test_signature_begins_as_pytorchs(name):
+def test_signature_starts_with_pytorchs(name):
     torch = pytest.importorskip("torch")
     theirs = getattr(torch.nn.functional, f"_{name}", None) or getattr(torch.nn.functional, name)
     ours = inspect.signature(getattr(ndpool, name)).parameters
@@ -72,7 +71,7 @@ def test_signature_begins_as_pytorchs(name):
 
 
 def test_worked_values():
-    """Where a person can check them: ties give the first, NaN the last position, -inf a real one."""
+    """Ties return the first index, NaNs the last, and -inf an index in the input."""
     x = np.array([[[1.0, 1.0, np.nan, np.nan], [1.0, 1.0, 0.0, np.nan]]])
     values, indices = ndpool.max_pool2d(x, 2, return_indices=True)
     assert np.isnan(values[0, 0, 1])
@@ -91,8 +90,8 @@ def test_positional_flags():
     assert len(ndpool.fractional_max_pool2d(x, 2, 2, None, True)) == 2
 
 
-def test_fractional_calls_can_be_repeated():
-    """pytorch#183249: a seed or a generator makes a call repeatable."""
+def test_fractional_calls_are_reproducible():
+    """pytorch#183249: a seed or a generator makes a call reproducible."""
     x = np.random.default_rng(0).random((2, 3, 20, 20))
     once = ndpool.fractional_max_pool2d(x, 3, 7, generator=5)
     assert (once == ndpool.fractional_max_pool2d(x, 3, 7, generator=5)).all()
@@ -102,7 +101,7 @@ def test_fractional_calls_can_be_repeated():
 
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "lp_pool2d"])
 def test_empty_batches_and_outputs(name):
-    """pytorch#64306, pytorch#78868: nothing in, nothing out."""
+    """pytorch#64306, pytorch#78868: empty inputs give empty outputs."""
     args = (2, 2) if name == "lp_pool2d" else (2,)
     assert getattr(ndpool, name)(np.zeros((0, 3, 4, 4)), *args).shape == (0, 3, 2, 2)
     if "adaptive" in name:
@@ -110,8 +109,8 @@ def test_empty_batches_and_outputs(name):
         assert ndpool.adaptive_avg_pool2d(np.zeros((2, 3, 4, 4)), (0, None)).shape == (2, 3, 0, 4)
 
 
-def test_negative_divisors_need_a_sign():
-    """A quotient that wraps would be silently wrong; with a signed or floating result it is right."""
+def test_negative_divisors_need_a_signed_result():
+    """An unsigned quotient would wrap around silently, so it raises."""
     x = np.full((1, 2, 2), 8, "uint8")
     with pytest.raises(ValueError, match=r"^avg_pool2d: divisor_override must be positive.*=-2"):
         ndpool.avg_pool2d(x, 2, divisor_override=-2)
@@ -120,7 +119,7 @@ def test_negative_divisors_need_a_sign():
 
 
 @pytest.mark.parametrize("flag", ["ceil_mode", "count_include_pad"])
-def test_flags_are_true_or_false(flag):
+def test_flags_must_be_bool(flag):
     with pytest.raises(TypeError, match=rf"^avg_pool2d: {flag} must be true or false; got {flag}=array"):
         ndpool.avg_pool2d(np.ones((1, 4, 4)), 2, **{flag: np.zeros(2)})
 
@@ -128,7 +127,7 @@ def test_flags_are_true_or_false(flag):
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding"),
     [
-        ((40, 40, 12), (9, 2), (1, 2), (4, 0)),  # more kinds of rows in a plane than usual
+        ((40, 40, 12), (9, 2), (1, 2), (4, 0)),  # many distinct kinds of rows in a plane
         ((60, 24, 9), (8, 3), (1, 2), (4, 1)),
         ((40, 50, 2), (22, 2), (22, 2), 0),  # planes with fewer outputs than a vector has elements
         ((200, 14, 4), (7, 2), (7, 2), 0),
@@ -138,17 +137,17 @@ def test_flags_are_true_or_false(flag):
 def test_many_small_planes(shape, kernel, stride, padding, dtype):
     x = np.random.default_rng(0).integers(0, 99, shape).astype(dtype)
     whole = ndpool.max_pool2d(x, kernel, stride, padding)
-    room = np.zeros(whole.size + 64, dtype)
-    out = room[: whole.size].reshape(whole.shape)
+    memory = np.zeros(whole.size + 64, dtype)
+    out = memory[: whole.size].reshape(whole.shape)
     ndpool.pool(x, kernel, axes=(1, 2), stride=stride, padding=padding, out=out)
-    assert not room[whole.size :].any()  # nothing is written behind the results
+    assert not memory[whole.size :].any()  # nothing is written beyond the results
     for result in (whole, out):
         for plane, got in zip(x, result, strict=True):
             np.testing.assert_array_equal(got, ndpool.max_pool2d(plane[None], kernel, stride, padding)[0])
 
 
 def test_averages_of_many_channels_and_uneven_windows():
-    """Windows of fewer columns than the widest take no more memory than that one."""
+    """Windows narrower than the widest must not use more scratch memory than the widest."""
     x = np.random.default_rng(5).integers(-50, 50, (1, 13, 53, 4096)).astype(np.float32)
     y = ndpool.adaptive_avg_pool2d(np.moveaxis(x, -1, 1), (2, 6))
     for i, rows in enumerate([slice(0, 7), slice(6, 13)]):
@@ -157,8 +156,8 @@ def test_averages_of_many_channels_and_uneven_windows():
             np.testing.assert_allclose(y[0, :, i, j], x[0, rows, columns].mean((0, 1)), rtol=1e-6, atol=1e-6)
 
 
-def test_averages_of_windows_that_step_over_the_input():
-    """pytorch#14907, #114216: dilated windows may hold no element at all; zero, in every layout."""
+def test_averages_of_windows_without_elements():
+    """pytorch#14907, #114216: dilated windows may contain no element; their average is 0 in any layout."""
     x = np.ones((2, 3, 2, 40), np.float32)
     last = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
     for stride in (1, 2):

@@ -1,4 +1,4 @@
-"""The fuzzer itself: its reference is the oracle, a case is its seed, and no kind of fault escapes it."""
+"""The fuzzer itself: its reference equals the oracle, seeds determine cases, and faults are detected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDS = [case_seed(7, number) for number in range(400)]
 
 
 def by_oracle(case):
-    """The oracle's answer, where it has the function."""
+    """The oracle's result, or None if it has no such function."""
     kwargs, axes, values = case.kwargs, case.axes, case.values
     if case.indices is not None:
         moved = [np.moveaxis(a, axes, range(-len(axes), 0)) for a in (values, case.indices)]
@@ -35,14 +35,14 @@ def by_oracle(case):
             values, kwargs["kernel_size"], kwargs["output_size"], kwargs["_random_samples"]
         )
     plan = case.plans[0]
-    if case.picks:
+    if case.has_index:
         return on_axes(oracle.select, values, axes, plan, case.reduce == "min")
     if case.reduce == "sum":
         return on_axes(oracle.total, values, axes, plan)
     return None
 
 
-def test_the_reference_is_the_oracle():
+def test_the_reference_equals_the_oracle():
     compared = 0
     for seed in SEEDS:
         case = draw(seed, 1)
@@ -57,7 +57,7 @@ def test_the_reference_is_the_oracle():
     assert compared > 150
 
 
-def test_a_case_is_its_seed():
+def test_a_seed_determines_the_case():
     for seed in SEEDS[:50]:
         first, second = draw(seed, 3), draw(seed, 3)
         assert str(first) == str(second)
@@ -65,7 +65,7 @@ def test_a_case_is_its_seed():
 
 
 def sabotage(kind):
-    """`max_pool2d` with a fault of this kind."""
+    """`max_pool2d` with a deliberate fault."""
     real = ndpool.max_pool2d
 
     def faulty(x, *args, out=None, **kwargs):
@@ -85,7 +85,7 @@ def sabotage(kind):
             address = out.__array_interface__["data"][0] + 4 * out.shape[-1]
             (np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 1).from_address(address)))[0] = 7
         elif kind == "raises":
-            raise RuntimeError("what now")
+            raise RuntimeError("unexpected")
         return y
 
     return faulty
@@ -104,7 +104,7 @@ def sabotage(kind):
         "raises",
     ],
 )
-def test_no_fault_escapes(monkeypatch, kind):
+def test_faults_are_detected(monkeypatch, kind):
     monkeypatch.setattr(call.ndpool, "max_pool2d", sabotage(kind))
     case = given("max_pool2d", plain((3, 4, 5), np.float32), kernel_size=2)
     case.out = (packed(3)._replace(gaps=(0, 0, 3), order=(0, 1, 2)),) * 2
@@ -117,17 +117,17 @@ def test_no_fault_escapes(monkeypatch, kind):
 
 
 def test_crashes_and_hangs_are_reported(capsys, monkeypatch):
-    """The parent names the case and goes on with a new worker."""
+    """The parent reports the case and continues with a new worker."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     run = Run(1, 1e9, 8, 1)
     run.module, run.hang = "fuzz_trouble", 5.0
     run.run()
-    told = [text for _, text in run.failures]
+    messages = [text for _, text in run.failures]
     assert [case for case, _ in run.failures] == [case_seed(1, number) for number in (3, 5, 6)]
-    assert "SIGABRT" in told[0]
-    assert "so it does alone" in told[0]
-    assert "no progress" in told[1]
-    assert "wrong" in told[2]
+    assert "SIGABRT" in messages[0]
+    assert "the case also fails alone" in messages[0]
+    assert "no progress" in messages[1]
+    assert "wrong" in messages[2]
     assert run.cases == 8
     assert run.counts["kind"]["drawn"] == 6
     assert str(case_seed(1, 3)) in capsys.readouterr().out

@@ -1,7 +1,7 @@
-"""Calls that the fuzzer found wrong, written down.
+"""Regression tests for failures that the fuzzer found.
 
-Each runs with all its variations in a child process, beside fences on either side, on every instruction set.
-A new entry is a small call that fails before its cure; seeds are of no use here, for they change with the
+Each call runs with all its variations in a child process, next to fences on either side, on every instruction
+set. A new entry is a small call that fails before the fix; seeds are not used because they change with the
 fuzzer.
 """
 
@@ -26,17 +26,17 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="fences need mpr
 
 
 def order(*axes: int) -> Layout:
-    """Memory with its axes in this order, outermost first."""
+    """A layout with the axes in this memory order, outermost first."""
     return packed(len(axes), axes)
 
 
 def gaps(*free: int) -> Layout:
-    """Memory with so many elements free behind each axis."""
+    """A layout with this many unused elements after each axis."""
     return packed(len(free))._replace(gaps=free)
 
 
 def steps(*each: int) -> Layout:
-    """Memory of which each axis takes every so many elements."""
+    """A layout with these steps in elements along the axes."""
     return packed(len(each))._replace(steps=each)
 
 
@@ -44,7 +44,7 @@ REVERSED = (packed(2)._replace(signs=(-1,) * 2), packed(3)._replace(signs=(-1,) 
 
 # function, dtype, shape, arguments; layout of the input and of `out`
 FOUND: dict[str, tuple[Any, ...]] = {
-    # One output: the stride along its axis means nothing, but was taken for the pitch of a row.
+    # One output: the stride along its axis is meaningless but was used as the pitch of a row.
     "one output, middle axis": (
         "pool",
         "f8",
@@ -93,7 +93,7 @@ FOUND: dict[str, tuple[Any, ...]] = {
         (6, 5, 6, 3, 1),
         {"window": (1, 3), "stride": (3, 1), "padding": [(0, 0), (0, 1)], "axes": (4, 3), "reduce": "sum"},
     ),
-    # Nothing beside `out` may change.
+    # Memory next to `out` must not change.
     "some channels of out": (
         "max_pool2d",
         "u1",
@@ -151,7 +151,7 @@ FOUND: dict[str, tuple[Any, ...]] = {
         None,
         gaps(0, 4, 0, 0),
     ),
-    # Rows one longer than a vector whose last windows are cut off further in than the last one.
+    # Rows one element longer than a vector, with several partial windows at the end.
     "rows a little longer than a vector": (
         "pool",
         "f4",
@@ -177,7 +177,7 @@ FOUND: dict[str, tuple[Any, ...]] = {
             "ceil_mode": True,
         },
     ),
-    # Powers of PyTorch differ in their last bits at the end of a tensor.
+    # PyTorch rounds powers differently at the end of a tensor.
     "norm of a part": (
         "pool",
         "i8",
@@ -192,7 +192,7 @@ FOUND: dict[str, tuple[Any, ...]] = {
         (4, 2, 5, 1),
         {"output_size": (1, 1, 1), "axes": (1, 0, 3), "reduce": "avg"},
     ),
-    # Integers to an integer power: adaptive windows add up, whether they are equal or not.
+    # Integer Lp pooling over adaptive windows is the norm of each window, whether sizes differ or not.
     "adaptive norm of integers": (
         "adaptive_pool",
         "i8",
@@ -205,7 +205,7 @@ FOUND: dict[str, tuple[Any, ...]] = {
         (3, 5),
         {"output_size": (2,), "reduce": "lp", "norm_type": 2},
     ),
-    # The order of additions depends on the window alone.
+    # The order of additions must depend only on the window.
     "gradient of a part": (
         "avg_pool2d",
         "f4",
@@ -219,14 +219,14 @@ FOUND: dict[str, tuple[Any, ...]] = {
 
 
 def cases(name: str) -> list[Case]:
-    """The call on arrays and tensors, on every instruction set, beside fences on either side."""
+    """The call on arrays and tensors, on every instruction set, next to fences on either side."""
     function, dtype, shape, kwargs, layout, out, other = (*FOUND[name], None, None, None)[:7]
     found = []
     for number in range(len(core.isa_names())):
         for end in ENDS:
             for framework in ("numpy", "torch") if find_spec("torch") else ("numpy",):
                 values = hard_values(shape, dtype, special=0.0)
-                if is_float(values.dtype):  # sums that round
+                if is_float(values.dtype):  # use sums that round
                     values = np.random.default_rng(0).normal(size=shape).astype(dtype)
                 case = given(function, values, framework, **kwargs)
                 layouts = [one or packed(len(shape)) for one in (layout, out, other)]
@@ -240,7 +240,7 @@ def cases(name: str) -> list[Case]:
 
 
 def run(begin: int) -> None:
-    """The calls from one number on; each says its name before it runs."""
+    """Run the calls from number `begin`; each name is printed before it runs."""
     if hasattr(core, "set_serial_bytes"):
         core.set_serial_bytes(1)
     for name in list(FOUND)[begin:]:
@@ -255,7 +255,7 @@ def run(begin: int) -> None:
 
 @cache
 def outcomes() -> dict[str, str]:
-    """What went wrong, by name of the call."""
+    """Failures by the name of the call."""
     wrong: dict[str, str] = {}
     names, at, name = [*FOUND, "done"], 0, ""
     while name != "done":

@@ -1,7 +1,7 @@
-"""The general functions beyond PyTorch, against the oracle: any axes, padding, dtype and reduction.
+"""The general functions beyond PyTorch, compared with the oracle: any axes, padding, dtype and reduction.
 
-Then numbers (accumulation, NaN and infinity, large windows), unpooling without a kernel, and the backward
-kernels: they equal the oracle's gradients and are the adjoints of the forward ones.
+Also accumulation, NaN and infinity, large windows, unpooling without a kernel, and the backward kernels,
+which equal the oracle's gradients and are the adjoints of the forward kernels.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 import ndpool
 import oracle
+import passes
 from cases import BOOL, DTYPES, HALVES, INTEGERS, LAYOUTS, SINGLES
 from helpers import (
     GEOMETRIES,
@@ -28,7 +29,6 @@ from helpers import (
     small,
 )
 from ndpool import geometry
-from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
 pytestmark = pytest.mark.usefixtures("poisoned")
@@ -38,7 +38,7 @@ FLOATS = HALVES + SINGLES
 @pytest.mark.parametrize("n", range(1, 7))
 @pytest.mark.parametrize("lead", [(), (2,), (2, 1, 3)])
 def test_one_to_six_axes(n, lead):
-    """tflearn/tflearn#258, pytorch#18728: up to six pooled axes after any number of others."""
+    """tflearn/tflearn#258, pytorch#18728: up to six pooled axes after any number of leading axes."""
     x = hard_values((*lead, *[(7, 6, 5, 4, 3, 3)[a] for a in range(n)]), np.float64, n)
     window, stride, padding = [(a[:n]) for a in [(3, 2, 2, 3, 1, 2), (2, 1, 2, 2, 1, 1), (1, 1, 0, 1, 0, 1)]]
     arguments = {"stride": stride, "padding": padding, "ceil_mode": True}
@@ -58,7 +58,7 @@ def test_one_to_six_axes(n, lead):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_any_axes_in_any_order(n):
-    """scikit-image/scikit-image#3491, tensorflow/tensorflow#2660: indices count along the axes as given."""
+    """scikit-image/scikit-image#3491, tensorflow/tensorflow#2660: indices follow the order of the axes."""
     x = hard_values((4, 5, 6, 3), np.float32)
     window, outs = (2, 3, 2)[:n], (3, 2, 4)[:n]
     for axes in permutations(range(4), n):
@@ -73,7 +73,7 @@ def test_any_axes_in_any_order(n):
         assert_exact(back, np.moveaxis(want, range(-n, 0), axes))
 
 
-def test_an_int_stands_for_all_named_axes():
+def test_an_int_applies_to_all_axes():
     x = plain((6, 8, 3))
     assert_exact(ndpool.pool(x, 2, axes=(0, 1)), ndpool.pool(x, (2, 2), axes=(-3, -2)))
     assert_exact(ndpool.pool(x, 2, axes=0), on_axes(oracle.max_pool, x, [0], [2])[0])
@@ -87,7 +87,7 @@ def test_an_int_stands_for_all_named_axes():
 def test_every_dtype(dtype, layout):
     """pytorch#33086, pytorch#107412, pytorch#136110, pytorch#109586, deeplearning4j/deeplearning4j#8943.
 
-    Maxima and minima keep the dtype, with and without indices, also where negating the other would be wrong
+    Max and min pooling keep the dtype with and without indices, also where min as negated max would be wrong
     (keras-team/keras#14355).
     """
     for n, shape in [(1, (3, 17)), (2, (2, 9, 11)), (3, (9, 4, 5, 6))]:
@@ -107,7 +107,7 @@ PADDING = [((1, 0),), ((0, 2),), ((5, 3),), ((0, 0), (2, 1)), ((3, 4), (0, 1)), 
 @pytest.mark.parametrize("padding", PADDING, ids=str)
 @pytest.mark.parametrize("dilation", [1, 2])
 def test_padding_per_side(padding, dilation):
-    """pytorch#17150, pytorch#3298: as if padded first, over half the window and without the copy."""
+    """pytorch#17150, pytorch#3298: equal to padding first, also for more than half the window."""
     n, width = len(padding), 6 if max(max(padding)) > 2 else 3
     x = plain((2, *(9, 10, 8)[:n]))
     padded = [(0, 0), *padding]
@@ -124,8 +124,11 @@ def test_padding_per_side(padding, dilation):
 
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), list(product((1, 2, 3, 4, 5), (1, 2, 3), (1, 2))))
 def test_same_padding(kernel, stride, dilation):
-    """pytorch#3867: TensorFlow's SAME. The outputs are ceil(size / stride); of the padding that they need,
-    max((out - 1) * stride + dilation * (kernel - 1) + 1 - size, 0), half is before and the odd cell after."""
+    """pytorch#3867: TensorFlow's SAME.
+
+    There are ceil(size / stride) outputs. The total padding that they need is
+    max((out - 1) * stride + dilation * (kernel - 1) + 1 - size, 0), half before and the odd element after.
+    """
     for size in range(1, 13):
         out = -(-size // stride)
         total = max((out - 1) * stride + dilation * (kernel - 1) + 1 - size, 0)
@@ -150,7 +153,7 @@ def test_same_padding(kernel, stride, dilation):
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_dilated_averages_and_norms(n):
-    """pytorch#14907, pytorch#5731: dilation for averages, dilation and padding for norms."""
+    """pytorch#14907, pytorch#5731: dilation for average pooling, dilation and padding for Lp pooling."""
     x = plain((2, 2, *(11, 10, 9)[:n]))
     for dilation, padding, ceil in product((1, 2, 3), (0, 1), (False, True)):
         arguments = {"stride": 2, "padding": padding, "dilation": dilation, "ceil_mode": ceil}
@@ -159,13 +162,15 @@ def test_dilated_averages_and_norms(n):
         assert_close(ndpool.pool(x, (3,) * n, reduce="avg", **arguments), want, 3**n, 4)
         want = oracle.lp_pool(np.abs(x), 2.0, [3] * n, **arguments)
         assert_close(getattr(ndpool, f"lp_pool{n}d")(np.abs(x), 2.0, 3, **arguments), want, 2 * 3**n)
-        assert_close(ndpool.pool(np.abs(x), (3,) * n, reduce="lp", **arguments), want, 2 * 3**n)
+        plan = oracle.sliding_plan(x.shape[2:], [3] * n, **arguments)
+        want = oracle.total(x.astype(np.float64) ** 2, plan) ** 0.5
+        assert_close(ndpool.pool(x, (3,) * n, reduce="lp", **arguments), want.astype(x.dtype), 2 * 3**n)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 9])
 def test_divisors_in_narrow_planes(width, dtype):
-    """Every window counts its own padding, also where a row or a column of them is all there is."""
+    """Every window counts its own padding, also in planes of one row or column."""
     axis = list(product((1, 2, 3, 5), ((0, 0), (1, 1), (2, 1), (0, 5))))
     for down, across, stride, height in product(axis, axis, (1, 2, 3), (1, 9)):
         window, pads = zip(down, across, strict=True)
@@ -178,7 +183,7 @@ def test_divisors_in_narrow_planes(width, dtype):
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, BOOL], ids=str)
 def test_sums_and_averages_of_integers(dtype):
-    """pytorch#139115: sums promote as np.sum does; averages truncate unless a float is asked for."""
+    """pytorch#139115: sums promote like np.sum; averages truncate unless dtype is a float."""
     x = hard_values((3, 8, 9), dtype)
     sums = oracle.sum_pool(x, [2, 3])
     got = ndpool.pool(x, (2, 3), reduce="sum")
@@ -212,7 +217,7 @@ def test_out_and_dtype(name):
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_halves_accumulate_in_float32(dtype):
-    """pytorch#104602: thousands of ones average to exactly 1, large values do not overflow on the way."""
+    """pytorch#104602: thousands of ones average to exactly 1, and large values do not overflow."""
     ones = np.ones((2, 16, 16, 16), dtype)
     big = np.full_like(ones, 60000)
     for layout in ("contiguous", "channels_last"):
@@ -227,32 +232,33 @@ def test_halves_accumulate_in_float32(dtype):
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8, 15, 16, 31])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_nan_and_infinity_stay_in_their_windows(k, dtype):
-    """scipy/scipy#7818, scipy/scipy#9077, apache/mxnet#6191: none leaks out, and no direction is special."""
+    """scipy/scipy#7818, scipy/scipy#9077, apache/mxnet#6191: no leaks, in either direction."""
     x = plain((3, 5, 70), dtype)
     x[0, 2, 33], x[1, 1, 40], x[1, 1, 41], x[2, 3, 20] = np.nan, np.inf, -np.inf, -np.inf
     for rows, stride in [(1, 1), (3, 2), (5, k)]:
-        held = np.lib.stride_tricks.sliding_window_view(x.astype(float), (rows, k), (1, 2))[:, :, ::stride]
+        windows = np.lib.stride_tricks.sliding_window_view(x.astype(float), (rows, k), (1, 2))
+        windows = windows[:, :, ::stride]
         with np.errstate(invalid="ignore"):
-            sums = held.sum((-2, -1))
+            sums = windows.sum((-2, -1))
         for reduce in REDUCTIONS:
             got = ndpool.pool(x, (rows, k), reduce=reduce, stride=(1, stride))
             if reduce in ("max", "min"):
-                assert_exact(got, getattr(held, reduce)((-2, -1)).astype(dtype))
+                assert_exact(got, getattr(windows, reduce)((-2, -1)).astype(dtype))
                 turned = ndpool.pool(x[:, ::-1, ::-1], (rows, k), reduce=reduce, stride=(1, stride))[
                     :, ::-1, ::-1
                 ]
                 assert (70 - k) % stride or np.array_equal(got, turned, equal_nan=True)
             else:
                 assert_exact(
-                    np.isnan(got), np.isnan(held).any((-2, -1)) if reduce == "lp" else np.isnan(sums)
+                    np.isnan(got), np.isnan(windows).any((-2, -1)) if reduce == "lp" else np.isnan(sums)
                 )
                 assert_exact(np.isfinite(got), np.isfinite(sums))
 
 
 @pytest.mark.parametrize("k", [3, 5, 7, 9, 13])
 @pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
-def test_windows_that_move_by_one_at_every_width(k, reduce):
-    """Rows shorter and longer than vectors and tiles, with and without NaN, padded unevenly or not at all."""
+def test_stride_1_at_every_width(k, reduce):
+    """Rows shorter and longer than vectors and tiles, with and without NaN and (asymmetric) padding."""
     for width in [*range(1, 36), *range(47, 67, 3), 80, 95, 96, 97, 130, 700]:
         height = 1 + width % 23
         x = plain((5, height, width), np.float32, width)
@@ -275,8 +281,8 @@ def test_windows_that_move_by_one_at_every_width(k, reduce):
 
 @pytest.mark.parametrize("k", [4, 6, 15, 16, 17, 21, 31, 32, 33, 63])
 @pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
-def test_long_windows_that_move_by_one(k, reduce):
-    """Several blocks of rows, rows around the ends of vectors and tiles; sums have one order everywhere."""
+def test_large_windows_with_stride_1(k, reduce):
+    """Several blocks of rows, widths around the ends of vectors and tiles; one order of additions."""
     sizes = [(1, 1), (14, 14), (k, k), (2 * k + 3, 15), (3 * k + 1, 17), (150, 33)]
     sizes += [(2 * k + 1, width) for width in (64, 255, 256, 257, 272, 513)] + [(k + 2, 1025), (k + 1, 1041)]
     for height, width in sizes:
@@ -298,8 +304,8 @@ def test_long_windows_that_move_by_one(k, reduce):
             if reduce in ("max", "min"):
                 want = ndpool.pool(x.astype(np.float64), window, **options).astype(np.float32)
             else:
-                lanes = np.moveaxis(x, 0, -1).copy()
-                want = np.moveaxis(ndpool.pool(lanes, window, axes=(0, 1), **options), -1, 0)
+                last = np.moveaxis(x, 0, -1).copy()
+                want = np.moveaxis(ndpool.pool(last, window, axes=(0, 1), **options), -1, 0)
             assert_exact(ndpool.pool(x, window, **options), want)
             assert_exact(ndpool.pool(view, window, **options), want)
 
@@ -307,7 +313,7 @@ def test_long_windows_that_move_by_one(k, reduce):
 @pytest.mark.parametrize("k", [4, 9, 16, 17, 31, 32])
 @pytest.mark.parametrize("reduce", ["max", "min"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.bool_])
-def test_long_windows_of_bytes(k, reduce, dtype):
+def test_large_windows_of_bytes(k, reduce, dtype):
     for height, width in [(1, 64), (k, 113), (2 * k + 3, 255), (3 * k + 1, 256), (70, 321), (k + 1, 4097)]:
         x = hard_values((2, height, width), dtype, width)
         if dtype != np.bool_:
@@ -326,8 +332,8 @@ def test_long_windows_of_bytes(k, reduce, dtype):
 
 @pytest.mark.parametrize("k", [6, 16, 31])
 @pytest.mark.parametrize("reduce", ["max", "avg"])
-def test_long_windows_are_cut_into_bands(k, reduce):
-    """Threads share a plane: every band begins with rows of the one before."""
+def test_large_windows_are_split_into_bands(k, reduce):
+    """Threads split a plane into bands that overlap by a halo of rows."""
     x = np.random.default_rng(k).standard_normal((2, 1100, 300)).astype(np.float32)
     x[1, 700, 20] = np.nan
     options = {"reduce": reduce, "stride": 1, "padding": k // 2}
@@ -343,30 +349,30 @@ def test_long_windows_are_cut_into_bands(k, reduce):
     part = ndpool.pool(x[:, 600:800], (k, k), reduce=reduce, stride=1)
     assert_exact(answers[0][:, 600 + k // 2 :][:, : part.shape[1], k // 2 :][:, :, : part.shape[2]], part)
     first = [max(0, at + k // 2 - k + 1) for at in (700, 20)]
-    held = np.zeros(answers[0].shape, bool)
-    held[1, first[0] : 701 + k // 2, first[1] : 21 + k // 2] = True
-    assert_exact(np.isnan(answers[0]), held)
+    contains_nan = np.zeros(answers[0].shape, bool)
+    contains_nan[1, first[0] : 701 + k // 2, first[1] : 21 + k // 2] = True
+    assert_exact(np.isnan(answers[0]), contains_nan)
 
 
 @pytest.mark.parametrize("k", [3, 5, 7])
 @pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
-def test_channels_last_changes_no_bit(k, reduce):
+def test_channels_last_is_bitwise_identical(k, reduce):
     sizes = [(1, 1), (2, 5), (7, 3), (30, 2), (4, 41)]
-    for lanes, (height, width) in product([4, 7, 16, 17, 64, 70, 530], sizes):
-        x = plain((3, height, width, lanes), np.float32, lanes + width)
-        x[1] = hard_values(x[1].shape, np.float32, lanes)
+    for channels, (height, width) in product([4, 7, 16, 17, 64, 70, 530], sizes):
+        x = plain((3, height, width, channels), np.float32, channels + width)
+        x[1] = hard_values(x[1].shape, np.float32, channels)
         for padding in [k // 2, ((k - 1, 1), (1, k - 1))]:
             options = {"reduce": reduce, "stride": 1, "padding": padding}
             if reduce == "avg":
-                options["count_include_pad"] = lanes % 2 == 0
+                options["count_include_pad"] = channels % 2 == 0
             want = np.moveaxis(ndpool.pool(np.moveaxis(x, -1, 1).copy(), (k, k), **options), 1, -1)
             assert_exact(ndpool.pool(x, (k, k), axes=(1, 2), **options), want)
 
 
-def test_images_whose_sizes_do_not_divide():
+def test_images_with_indivisible_sizes():
     """stackoverflow.com/questions/42463172, scikit-image/scikit-image#4940, mwcraig/reducer#194.
 
-    Partial windows are dropped, or kept and made of real pixels alone, also band by band.
+    Partial windows are dropped, or kept and computed from real pixels only, also band by band.
     """
     x = np.arange(35.0).reshape(7, 5)
     blocks = x[:6, :4].reshape(3, 2, 2, 2)
@@ -384,7 +390,7 @@ def test_images_whose_sizes_do_not_divide():
 
 @pytest.mark.parametrize("size", range(1, 13))
 def test_round_trips(size):
-    """pytorch#68589, pytorch#30658: every size comes back, with a kernel or without."""
+    """pytorch#68589, pytorch#30658: unpooling restores every size, with and without a kernel."""
     x = np.random.default_rng(size).permutation(2 * size * 13).reshape(1, 2, size, 13) + 1.0
     windows = [w for w in product(range(1, 5), range(1, 5), range(3)) if 2 * w[2] <= w[0] <= size + 2 * w[2]]
     pooled = [(w, ndpool.max_pool2d(x, *w, return_indices=True)) for w in windows]
@@ -398,8 +404,8 @@ def test_round_trips(size):
             assert_exact(ndpool.max_unpool2d(values, indices, *window, output_size=x.shape), back)
 
 
-def test_long_adaptive_windows():
-    """flagos-ai/FlagGems#4915, pytorch#81409: ratios over 64 that do not divide, and large ordinary sizes."""
+def test_large_adaptive_windows():
+    """flagos-ai/FlagGems#4915, pytorch#81409: indivisible ratios over 64, and large common sizes."""
     for size in (191, 4096):
         x = hard_values((2, size), np.float32)
         assert_exact(ndpool.adaptive_pool(x, (3,), return_indices=True), oracle.adaptive_max_pool(x, [3]))
@@ -413,15 +419,42 @@ def test_long_adaptive_windows():
     assert_close(ndpool.adaptive_avg_pool2d(x, (2855, 1))[0, :, 0], np.array(want, np.float32), 12000)
 
 
-def test_adaptive_norms_are_of_each_window():
+def test_adaptive_lp_pooling_is_the_norm_of_each_window():
     x = np.arange(1.0, 6.0)
     want = [np.hypot(1, 2), np.linalg.norm([2, 3, 4]), np.hypot(4, 5)]
     assert_close(ndpool.adaptive_pool(x, (3,), reduce="lp"), np.array(want), 3)
 
 
+@pytest.mark.parametrize("norm", [1, 3, 1.0, 3.0, 2.5, 2.0, 4])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int64, np.uint8])
+def test_general_lp_pooling_is_a_true_norm(dtype, norm):
+    """The root of the sum of |x|**p, whatever the sign, and never scaled up; tensors agree."""
+    x = np.arange(-7, 8).astype(dtype) if dtype != np.uint8 else np.arange(15, dtype=dtype)
+    if dtype == np.int8:
+        x[0] = -128
+    magnitudes = np.abs(x.astype(float))
+    calls = {
+        lambda x: ndpool.pool(x, (4,), reduce="lp", norm_type=norm, ceil_mode=True): ndpool.windows(
+            15, 4, ceil_mode=True
+        ),
+        lambda x: ndpool.adaptive_pool(x, (4,), reduce="lp", norm_type=norm): ndpool.adaptive_windows(15, 4),
+    }
+    for call, windows in calls.items():
+        want = np.array([(magnitudes[w.start : w.stop] ** norm).sum() ** (1 / norm) for w in windows])
+        got = call(x)
+        assert got.dtype == (dtype if np.dtype(dtype).kind == "f" else np.float32)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        torch = pytest.importorskip("torch")
+        tensor = torch.from_numpy(x)
+        np.testing.assert_allclose(call(tensor), want, rtol=1e-6)
+        np.testing.assert_allclose(torch.compile(call, backend="eager")(tensor), want, rtol=1e-6)
+        if dtype == np.float64 and isinstance(norm, float):
+            assert torch.autograd.gradcheck(call, torch.from_numpy(x + 0.25).requires_grad_())
+
+
 @pytest.mark.parametrize("reduce", ["max", "min", "sum", "avg", "lp"])
 def test_windows_far_larger_than_the_input(reduce):
-    """pytorch#189664: no count of taps leaves 64 bits; a window that would is refused."""
+    """pytorch#189664: tap counts do not overflow 64 bits; a window that would raises."""
     x, near = np.full((1, 1, 1), 8.0), ((2**20 - 1, 0),) * 3
     got = ndpool.pool(x, (2**20,) * 3, padding=near, reduce=reduce, norm_type=1.0)
     assert_close(got, x / 2.0**60 if reduce == "avg" else x, 1)
@@ -429,7 +462,7 @@ def test_windows_far_larger_than_the_input(reduce):
     assert reduce == "lp" or np.array_equal(got, x)
     if reduce not in ("avg", "lp"):
         return
-    with pytest.raises(ValueError, match=r"^pool: a window of 2\*\*63 elements or more has no average"):
+    with pytest.raises(ValueError, match=r"^pool: a window of 2\*\*63 elements or more has no"):
         ndpool.pool(x, (2**21,) * 3, padding=((2**21 - 1, 0),) * 3, reduce=reduce, norm_type=1.0)
 
 
@@ -448,43 +481,43 @@ SIZES = (14, 11, 9)
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_backward(n, name, layout, dtype):
-    """pytorch#62250, pytorch#6765: every gradient is the oracle's, and the adjoint of the forward pass."""
+    """pytorch#62250, pytorch#6765: gradients equal the oracle's and are adjoint to the forward pass."""
     sizes, axes = SIZES[-n:] if n < 3 else (6, 5, 7), tuple(range(1, n + 1))
     plan, truth = plans(GEOMETRIES[name], sizes)
     x = LAYOUTS[layout](hard_values((9, *sizes), dtype, special=0), n)
     v = small(x.shape, np.float64, 1)
     grad = LAYOUTS[layout](small((9, *plan.out), dtype, 2), n)
     for reduce in ("max", "min"):
-        y, offsets = room.pool_offsets(plan, REDUCTIONS[reduce], x, axes)
+        y, offsets = passes.with_offsets(reduce, plan, x, axes)
         values, indices = oracle.select(x, truth, least=reduce == "min")
         assert_exact(y, values)
-        got = room.pool_backward(plan, REDUCTIONS[reduce], grad, axes, offsets=offsets)
+        got = passes.backward(reduce, plan, grad, axes, offsets=offsets)
         assert_exact(got, oracle.max_pool_backward(grad, indices, sizes))
         assert inner(got, v) == inner(grad, oracle.max_unpool_backward(v, indices, n))
-    summed = room.pool("f", plan, REDUCTIONS["sum"], v, axes, False, None, None, 0, 0.0)
-    got = room.pool_backward(plan, REDUCTIONS["sum"], grad, axes)
-    assert_exact(got, oracle.spread(grad, truth, sizes).astype(dtype))
+    summed = passes.forward("sum", plan, v, axes)
+    got = passes.backward("sum", plan, grad, axes)
+    assert_exact(got, oracle.sum_backward(grad, truth, sizes).astype(dtype))
     assert inner(got, v) == inner(grad, summed)
     shares = oracle.counts(truth, padded=True)
     for divisor in (0, -7):
-        got = room.pool_backward(plan, REDUCTIONS["avg"], grad, axes, divisor=divisor)
+        got = passes.backward("avg", plan, grad, axes, divisor)
         by = divisor or shares
-        magnitude = oracle.spread(np.abs(grad), truth, sizes, np.abs(by))
-        assert_close(got, oracle.spread(grad, truth, sizes, by).astype(dtype), plan.taps, magnitude)
+        magnitude = oracle.sum_backward(np.abs(grad), truth, sizes, np.abs(by))
+        assert_close(got, oracle.sum_backward(grad, truth, sizes, by).astype(dtype), plan.taps, magnitude)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("norm", [1.0, 2.0, 3.0, 2.5])
 @pytest.mark.parametrize("name", ["strided", "dilated", "ceil", "gaps"])
-def test_norms_backward(name, norm, dtype):
-    """pytorch#6765: Lp gradients, with 0 where a window is all zeros."""
+def test_lp_backward(name, norm, dtype):
+    """pytorch#6765: Lp gradients, 0 for windows of zeros."""
     kernel, stride, pad, dilation, ceil = GEOMETRIES[name]
     plan, _ = plans(GEOMETRIES[name], SIZES[:2])
     x = (small((2, *SIZES[:2]), np.float64, 3, low=1) / 2).astype(dtype)
     x[:, :6, :6] = 0
     grad = small((2, *plan.out), dtype, 4, low=1)
-    y = room.pool("f", plan, REDUCTIONS["lp"], x, (1, 2), False, None, None, 0, norm)
-    got = room.pool_backward(plan, REDUCTIONS["lp"], grad, (1, 2), x=x, y=y, norm=norm)
+    y = passes.forward("lp", plan, x, (1, 2), norm)
+    got = passes.backward("lp", plan, grad, (1, 2), norm=norm, x=x, y=y)
     want = oracle.lp_pool_backward(grad.astype(float), x, norm, [kernel] * 2, stride, ceil, pad, dilation)
     assert got.dtype == dtype
     np.testing.assert_allclose(got.astype(float), want, rtol=(2 * norm + 2) * epsilon(dtype) + 1e-6)
@@ -492,20 +525,20 @@ def test_norms_backward(name, norm, dtype):
 
 @pytest.mark.parametrize("taps", [127, 128, 255, 256, 257])
 def test_offsets_of_wide_windows(taps):
-    """pytorch#131659, pytorch#103785: a byte holds offsets of up to 256 taps, and the last is found again."""
+    """pytorch#131659, pytorch#103785: offsets of up to 256 taps fit in a byte, including the last."""
     for window in [(1, taps), (taps, 1), (taps // 16, 16)] if taps % 16 == 0 else [(1, taps), (taps, 1)]:
         x = np.arange(2.0 * (window[0] + 3) * (window[1] + 2)).reshape(2, window[0] + 3, -1)
         plan = geometry.sliding("f", x.shape[1:], window, 1, 0, 1, False, strict=False)
-        y, offsets = room.pool_offsets(plan, REDUCTIONS["max"], x, (1, 2))
+        y, offsets = passes.with_offsets("max", plan, x, (1, 2))
         assert offsets.dtype == (np.uint8 if taps <= 256 else np.int32)
         assert (offsets == taps - 1).all()
-        got = room.pool_backward(plan, REDUCTIONS["max"], np.ones_like(y), (1, 2), offsets=offsets)
+        got = passes.backward("max", plan, np.ones_like(y), (1, 2), offsets=offsets)
         assert_exact(got, np.isin(x, y).astype(float))
 
 
 def test_half_gradients_accumulate_in_float32():
-    """tracel-ai/cubek#639: 4096 contributions of one are 4096, not 2048."""
+    """tracel-ai/cubek#639: 4096 gradients of 1 sum to 4096, not 2048."""
     plan = geometry.adaptive("f", (1, 1), 64)
     for dtype in HALVES:
-        got = room.pool_backward(plan, REDUCTIONS["avg"], np.ones((1, 64, 64), dtype), (1, 2))
+        got = passes.backward("avg", plan, np.ones((1, 64, 64), dtype), (1, 2))
         assert_exact(got, np.full((1, 1, 1), 4096, dtype))

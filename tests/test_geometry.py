@@ -1,7 +1,6 @@
-"""Geometry: output sizes, windows and divisors, exhaustively over small sizes, against PyTorch.
+"""Geometry: output sizes, windows and divisors, compared with PyTorch exhaustively over small sizes.
 
-PyTorch is asked for every output size and, through the maxima of a ramp and the averages of ones, for the
-windows and divisors themselves.
+PyTorch's windows and divisors are found from the max pooling of a ramp and the average pooling of ones.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ def axis(size, k, s, p, d, ceil, include=True):
     return geometry.sliding("f", (size,), k, s, p, d, ceil, include, strict=True).axes[0]
 
 
-def brute(size, out, k, s, p, d):
-    """Windows by enumeration: the taps that lie inside, for every output."""
+def enumerate_windows(size, out, k, s, p, d):
+    """The taps inside the input for every output, by enumeration."""
     taps = [[o * s - p + t * d for t in range(k)] for o in range(out)]
     return [[i for i in row if 0 <= i < size] for row in taps]
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sliding_axes_equal_pytorch(size):
-    """pytorch#88144: sizes in both rounding modes, and every window, for all small arguments."""
+    """pytorch#88144: output sizes in both rounding modes, and every window, for all small arguments."""
     ramp = torch.arange(float(size)).view(1, 1, size)
     falling = -ramp
     for k, s, d in product(KERNELS, STRIDES, DILATIONS):
@@ -46,7 +45,7 @@ def test_sliding_axes_equal_pytorch(size):
             plan = axis(size, k, s, p, d, ceil)
             assert plan.out == highest.shape[-1], (size, k, s, p, d, ceil)
             first = F.max_pool1d(falling, k, s, p, d, ceil, True)[1][0, 0].tolist()
-            windows = brute(size, plan.out, k, s, p, d)
+            windows = enumerate_windows(size, plan.out, k, s, p, d)
             for o, taps in enumerate(windows):
                 w = plan.window(o)
                 assert w.taps == len(taps)
@@ -82,8 +81,8 @@ def test_adaptive_axes_equal_pytorch():
         assert want == [range(o * size // out, -(-(o + 1) * size // out)) for o in range(out)]
 
 
-def test_adaptive_tables_stay_exact_beyond_64_bits():
-    """pytorch#176784: o*size may not be computed in a word."""
+def test_adaptive_tables_are_exact_beyond_64_bits():
+    """pytorch#176784: o * size does not fit in 64 bits."""
     size, out = 2**62 + 1, 5
     windows = [geometry.adaptive("f", (size,), out).axes[0].window(o) for o in range(out)]
     assert [(w.start, w.start + w.taps) for w in windows] == [
@@ -92,15 +91,15 @@ def test_adaptive_tables_stay_exact_beyond_64_bits():
 
 
 def test_same_padding_is_tensorflows():
-    """pytorch#3867: ceil(size/stride) outputs; the odd cell of padding after the input, or before it."""
+    """pytorch#3867: ceil(size / stride) outputs; odd padding goes after the input, or before."""
     for size, k, s, d in product(range(1, 20), KERNELS, STRIDES, DILATIONS):
         total = max((-(-size // s) - 1) * s + (k - 1) * d + 1 - size, 0)
         for mode, before in (("same", total // 2), ("same_lower", total - total // 2)):
             pairs = [(before, total - before)]
             try:
                 want = geometry.sliding("f", (size,), k, s, pairs, d, False, strict=False)
-            except ValueError:  # windows that hold nothing
-                with pytest.raises(ValueError, match="holds none"):
+            except ValueError:  # empty windows
+                with pytest.raises(ValueError, match="contains none"):
                     geometry.sliding("f", (size,), k, s, mode, d, False, strict=False)
                 continue
             got = geometry.sliding("f", (size,), k, s, mode, d, False, strict=False)
@@ -110,7 +109,7 @@ def test_same_padding_is_tensorflows():
             assert got.out == want.out == (-(-size // s),)
 
 
-def test_general_padding_beyond_pytorchs_limit_is_refused_exactly_when_a_window_is_empty():
+def test_large_padding_raises_exactly_if_a_window_is_empty():
     """pytorch#3298, pytorch#17150: any padding on either side, as long as every window has an element."""
     for size, k, s, d in product((1, 2, 3, 5, 8), (1, 2, 3, 5), (1, 2, 3, 4), (1, 2, 3, 4, 7)):
         for before, after, ceil in product(range(0, 12), (0, 1, 4, 11), (False, True)):
@@ -119,46 +118,46 @@ def test_general_padding_beyond_pytorchs_limit_is_refused_exactly_when_a_window_
             out -= ceil and (out - 1) * s >= size + before
             if out < 1:
                 continue
-            empty = [not taps for taps in brute(size, out, k, s, before, d)]
+            empty = [not taps for taps in enumerate_windows(size, out, k, s, before, d)]
             call = ("f", (size,), k, s, [(before, after)], d, ceil)
             if any(empty) and max(before, after) > k // 2:
-                with pytest.raises(ValueError, match="holds none"):
+                with pytest.raises(ValueError, match="contains none"):
                     geometry.sliding(*call, strict=False)
             else:
                 assert geometry.sliding(*call, strict=False).out == (out,)
 
 
-def answer(function, *args, **kwargs):
-    """What a function answers; None where it refuses."""
+def result_or_none(function, *args, **kwargs):
+    """The result of a call, or None if it raises."""
     try:
         return function(*args, **kwargs)
     except (ValueError, RuntimeError):
         return None
 
 
-def test_one_rule_says_which_windows_exist():
-    """output_size and windows answer exactly where pooling does; PyTorch's answers are all among them."""
-    counts = {"pytorch": 0, "beyond": 0, "refused": 0, "empty": 0}
+def test_output_size_and_windows_agree_with_pooling():
+    """They succeed for exactly the arguments that pooling accepts, which include all that PyTorch accepts."""
+    counts = {"pytorch": 0, "beyond": 0, "rejected": 0, "empty": 0}
     for size, k, s, d in product(range(1, 7), range(1, 6), range(1, 4), range(1, 5)):
         x = np.arange(1.0, size + 1)[None]
         tensor = torch.from_numpy(x)
         for p, ceil in product(range(5), (False, True)):
             window, case = (k, s, p, d, ceil), (size, k, s, p, d, ceil)
             general = {"stride": s, "padding": p, "dilation": d, "ceil_mode": ceil}
-            pooled = answer(ndpool.pool, x, (k,), **general)
-            spans = answer(ndpool.windows, size, *window)
-            out = answer(ndpool.output_size, size, *window)
-            want = answer(F.max_pool1d, tensor, *window)
-            for got in (answer(ndpool.max_pool1d, array, *window) for array in (x, tensor)):
+            pooled = result_or_none(ndpool.pool, x, (k,), **general)
+            spans = result_or_none(ndpool.windows, size, *window)
+            out = result_or_none(ndpool.output_size, size, *window)
+            want = result_or_none(F.max_pool1d, tensor, *window)
+            for got in (result_or_none(ndpool.max_pool1d, array, *window) for array in (x, tensor)):
                 assert np.array_equal(got, want), case
-            assert np.array_equal(answer(ndpool.pool, tensor, (k,), **general), pooled), case
+            assert np.array_equal(result_or_none(ndpool.pool, tensor, (k,), **general), pooled), case
             if want is not None:
                 assert np.array_equal(pooled, want), case
                 counts["pytorch"] += 1
                 counts["empty"] += -np.inf in pooled
             if pooled is None:
                 assert spans is out is None, case
-                counts["refused"] += 1
+                counts["rejected"] += 1
             else:
                 counts["beyond"] += want is None
                 assert [max(x[0, list(span)], default=-np.inf) for span in spans] == pooled[0].tolist(), case
@@ -166,23 +165,23 @@ def test_one_rule_says_which_windows_exist():
     assert min(counts.values()) > 10, counts
 
 
-def test_one_rule_says_which_adaptive_windows_exist():
+def test_adaptive_windows_agree_with_pooling():
     for size, out in product(range(1, 9), [*range(-1, 12), None]):
         x = np.arange(1.0, size + 1)[None]
-        spans = answer(ndpool.adaptive_windows, size, out)
-        pooled = answer(ndpool.adaptive_pool, x, (out,))
-        named = answer(ndpool.adaptive_max_pool1d, x, (out,))
+        spans = result_or_none(ndpool.adaptive_windows, size, out)
+        pooled = result_or_none(ndpool.adaptive_pool, x, (out,))
+        named = result_or_none(ndpool.adaptive_max_pool1d, x, (out,))
         assert np.array_equal(pooled, named)
-        if out is not None:  # for which PyTorch asks in two and three dimensions only
-            assert np.array_equal(named, answer(F.adaptive_max_pool1d, torch.from_numpy(x), (out,)))
+        if out is not None:  # PyTorch supports None in 2-D and 3-D only
+            assert np.array_equal(named, result_or_none(F.adaptive_max_pool1d, torch.from_numpy(x), (out,)))
         if pooled is None:
             assert spans is None
         else:
             assert [max(x[0, list(span)]) for span in spans] == pooled[0].tolist()
 
 
-def test_sizes_that_an_array_may_have_are_answered_alike():
-    """A size may be larger than any other argument."""
+def test_large_input_sizes():
+    """The input size may be larger than any other argument."""
     size, far = 2**40, 2**31 - 1
     assert ndpool.output_size(size, far) == len(ndpool.windows(size, far)) == 512
     assert ndpool.adaptive_windows(size, 2) == [range(0, size // 2), range(size // 2, size)]
@@ -211,7 +210,7 @@ def test_cut_gives_the_same_windows():
             whole, piece = plan.window(o), part.window(o - o0)
             assert piece[1:] == whole[1:]
             assert not whole.taps or piece.start + where.start == whole.start
-        if plan.step == 1 and reached:  # no cell too many
+        if plan.step == 1 and reached:  # no more input than needed
             assert where.start == min(w.start for w in reached)
             assert where.stop == max(w.start + w.taps for w in reached)
     part, where = starts.cut(2, 5)
@@ -309,7 +308,7 @@ def test_fractional_windows_equal_pytorch(dtype):
 
 
 def test_unpool_sizes_equal_pytorch():
-    """pytorch#68589: natural sizes, and the range of sizes that may be asked for instead."""
+    """pytorch#68589: default sizes, and the range of valid output sizes."""
     for size, k, s, p in product(range(1, 7), range(1, 5), range(1, 5), range(2)):
         values = torch.zeros(1, 1, size)
         indices = torch.zeros(1, 1, size, dtype=torch.int64)
@@ -319,19 +318,19 @@ def test_unpool_sizes_equal_pytorch():
                 want = tuple(F.max_unpool1d(values, indices, k, s, p, output_size).shape[2:])
             except (RuntimeError, ValueError):
                 want = (0,)
-            if want == (0,):  # PyTorch may give an empty plane, where no index has a place
+            if want == (0,):  # PyTorch may return an empty plane, in which no index is valid
                 with pytest.raises(ValueError, match=r"^f: (output_size|padding)"):
                     geometry.unpool_size("f", (size,), k, s, p, output_size)
             else:
                 assert geometry.unpool_size("f", (size,), k, s, p, output_size) == want
 
 
-def test_unpool_gives_back_the_size_that_was_pooled():
-    """Every size that pools is among those that its unpooling takes, also after a dilated pool."""
+def test_unpool_restores_every_pooled_size():
+    """Every input size of a pool is a valid output size of its unpooling, also after a dilated pool."""
     for size, k, s, d, p in product(range(1, 12), range(1, 5), range(1, 5), range(1, 4), range(3)):
         x = np.arange(1.0, size + 1)[None]
         for ceil in (False, True):
-            pooled = answer(ndpool.max_pool1d, x, k, s, p, d, ceil, True)
+            pooled = result_or_none(ndpool.max_pool1d, x, k, s, p, d, ceil, True)
             if pooled is None or np.isinf(pooled[0]).any():
                 continue
             back = ndpool.max_unpool1d(*pooled, k, s, p, x.shape, dilation=d)
@@ -341,7 +340,7 @@ def test_unpool_gives_back_the_size_that_was_pooled():
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy])
-def test_unpool_errors_say_what_helps(make):
+def test_unpool_errors_suggest_a_fix(make):
     x = make(np.arange(81.0).reshape(1, 9, 9))
     values, indices = ndpool.max_pool2d(x, 3, dilation=2, return_indices=True)
     with pytest.raises(ValueError, match=r"index 40 .* \(limit 35\); pass output_size= with the sizes"):
@@ -370,7 +369,7 @@ def test_public_helpers():
     assert ndpool.output_size((9, 9), 3, padding="same") == (3, 3)
 
 
-def test_plans_are_cached_and_never_confuse_types():
+def test_plan_cache_is_typed():
     assert geometry.sliding("f", (8, 8), 2, None, 0, 1, False, strict=True) is geometry.sliding(
         "f", (8, 8), 2, None, 0, 1, False, strict=True
     )

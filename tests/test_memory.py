@@ -1,7 +1,7 @@
-"""Memory: no copy of the input, no buffer nobody asked for, the layout kept, and every view understood.
+"""Memory: no copy of the input, no unneeded buffers, results in the input's layout, all kinds of views.
 
-NumPy tells tracemalloc what it allocates, so a hidden copy shows; what the core allocates itself shows in the
-high-water mark of a fresh process.
+NumPy reports its allocations to tracemalloc, which reveals hidden copies; allocations of the core show in the
+high-water mark of a new process.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import ndpool
-from cases import DTYPES, LAYOUTS, moved, readonly, reversed_strides
+import passes
+from cases import DTYPES, LAYOUTS, as_tuple, moved, readonly, reversed_strides
 from helpers import assert_exact, hard_values, not_sanitized, run_python
 from ndpool import geometry
-from ndpool.frameworks import numpy as room
 from ndpool.reductions import REDUCTIONS
 
 SHAPE = (2, 16, 96, 128)
@@ -46,8 +46,8 @@ CALLS = {
 
 
 def peak(call):
-    """The result of a call, and how many bytes were allocated at most beyond it while it ran."""
-    call()  # plans are kept, and the core's scratch
+    """The result of a call, and the peak of bytes allocated in addition to it."""
+    call()  # warm-up: plans and scratch memory are cached
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -55,13 +55,13 @@ def peak(call):
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    return result, most - before - sum(a.nbytes for a in (result if isinstance(result, tuple) else (result,)))
+    return result, most - before - sum(a.nbytes for a in as_tuple(result))
 
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", CALLS)
 def test_no_copy_of_the_input(name, view):
-    """scikit-image/scikit-image#7092, pydata/xarray#10921: not for any view, nor for padding or ceil mode."""
+    """scikit-image/scikit-image#7092, pydata/xarray#10921: for any view, padding and ceil mode."""
     x = VIEWS[view](hard_values(SHAPE, np.float32))
     result, extra = peak(lambda: CALLS[name](x))
     assert extra < 0.05 * (x.nbytes + result.nbytes)
@@ -69,15 +69,15 @@ def test_no_copy_of_the_input(name, view):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.float16, ml_dtypes.bfloat16, np.float64])
-def test_no_copy_whatever_the_dtype(dtype):
+def test_no_copy_for_any_dtype(dtype):
     x = moved(hard_values(SHAPE, dtype), 1, -1)
     for call in (CALLS["max"], lambda x: ndpool.pool(x, (2, 2), reduce="sum"), CALLS["adaptive max"]):
         result, extra = peak(lambda call=call: call(x))
         assert extra < 0.05 * (x.nbytes + result.nbytes)
 
 
-def test_no_index_buffer_unless_asked_for():
-    """pytorch#41099, pytorch#103785: no int64 without `return_indices`, and one byte for backward."""
+def test_no_index_buffer_without_return_indices():
+    """pytorch#41099, pytorch#103785: no int64 without `return_indices`, one byte per output for backward."""
     x = hard_values(SHAPE, np.float32)
     values, extra = peak(lambda: ndpool.max_pool2d(x, 2))
     assert extra < 0.01 * values.nbytes
@@ -85,7 +85,7 @@ def test_no_index_buffer_unless_asked_for():
     assert pair[1].nbytes == 2 * values.nbytes
     assert extra < 0.01 * values.nbytes
     plan = geometry.sliding("f", SHAPE[2:], 2, None, 0, 1, False, strict=True)
-    (_, offsets), extra = peak(lambda: room.pool_offsets(plan, REDUCTIONS["max"], x, (2, 3)))
+    (_, offsets), extra = peak(lambda: passes.with_offsets("max", plan, x, (2, 3)))
     assert offsets.nbytes == values.size
     assert extra < 0.01 * values.nbytes
 
@@ -109,7 +109,7 @@ ndpool.set_num_threads({threads})
 ndpool.max_pool2d(np.ones((1, 2000, 600), np.uint8), 3, 1, 1)
 x = np.zeros({shape}, np.{dtype}) + 1
 with open("/proc/self/clear_refs", "w") as f:
-    f.write("5")  # the mark starts again from here
+    f.write("5")  # resets the mark
 before = mark()
 y = {call}
 print(mark() - before, y.nbytes, x.nbytes)
@@ -129,17 +129,17 @@ print(mark() - before, y.nbytes, x.nbytes)
         ((64, 512, 512), "float32", "ndpool.adaptive_avg_pool2d(x, 7)", 0.05),
     ],
 )
-def test_high_water_of_the_process(shape, dtype, call, share, threads):
-    """kornia/kornia#4729: k = 99 with stride 1 fits in three times the input; others need next to nothing."""
+def test_high_water_mark(shape, dtype, call, share, threads):
+    """kornia/kornia#4729: little scratch memory, even for a window of 99 with stride 1."""
     code = HIGH_WATER.format(shape=shape, dtype=dtype, call=call, threads=threads)
     grown, out, size = map(int, run_python(code).split())
-    # A thread's stack and the allocator's rounding are there whatever the size.
+    # Thread stacks and allocator rounding do not depend on the size.
     assert grown - out < share * size + 2**20
 
 
 @not_sanitized
-def test_plans_of_many_sizes_are_not_hoarded():
-    """Signals of ever new lengths: what is kept of the windows stays far below what went through."""
+def test_plan_cache_is_bounded():
+    """Pooling signals of many lengths does not keep the tables of all of them."""
     code = """
 import numpy as np, ndpool
 resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4096
@@ -154,7 +154,7 @@ print(resident() - before)
 @pytest.mark.parametrize("view", ["channels last", "transposed", "contiguous"])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_results_keep_the_layout(n, view):
-    """pytorch#80748, pytorch#67239: the axes of every result lie in memory in the order of the input's."""
+    """pytorch#80748, pytorch#67239: the axes of every result have the memory order of the input."""
     shape = (2, 10, *(9, 8, 7)[:n])
     x = {"channels last": moved(np.ones(shape), 1, -1), "transposed": moved(np.ones(shape), -1, -2)}
     x = x.get(view, np.ones(shape))
@@ -173,7 +173,7 @@ def test_results_keep_the_layout(n, view):
 
 
 def packed_field(x):
-    """The same values as a field of packed records, none of them aligned."""
+    """The same values as a misaligned field of packed records."""
     records = np.zeros(x.shape, np.dtype([("tag", "u1"), ("value", x.dtype)]))
     records["value"] = x
     return records["value"]
@@ -191,7 +191,7 @@ HARD_VIEWS = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("view", HARD_VIEWS)
-def test_every_view_is_understood(view, dtype):
+def test_unusual_views(view, dtype):
     x = HARD_VIEWS[view](hard_values((2, 9, 8, 9), dtype))
     copy = x.astype(x.dtype.newbyteorder("="), order="C") if dtype.kind in "iuf" else x.copy()
     before = x.tobytes()
@@ -208,7 +208,7 @@ def test_every_view_is_understood(view, dtype):
     assert x.tobytes() == before
 
 
-def test_hard_views_as_indices_and_out():
+def test_unusual_views_as_indices_and_out():
     x = hard_values((2, 9, 8, 9), np.float32, special=0)
     values, indices = ndpool.max_pool2d(x, 2, return_indices=True)
     want = ndpool.max_unpool2d(values, indices, 2, output_size=x.shape)
@@ -226,7 +226,7 @@ def test_hard_views_as_indices_and_out():
 
 @pytest.mark.parametrize("reduce", ["max", "min", "sum", "avg"])
 def test_out_may_overlap_the_input(reduce):
-    """In place, shifted and interleaved: the answer is the one for an input that nobody writes to."""
+    """In place, shifted and reversed: the result is the same as without overlap."""
     for window, padding in [((3, 3), 1), ((5, 1), ((2, 2), (0, 0))), ((1, 1), 0)]:
         base = hard_values((2, 41, 60), np.float64, special=0)
         want = ndpool.pool(base[:, :40], window, reduce=reduce, stride=1, padding=padding)
@@ -251,7 +251,7 @@ def test_indices_may_overlap_the_input():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_inputs_are_never_changed(layout):
+def test_inputs_are_not_changed(layout):
     x = LAYOUTS[layout](hard_values((2, 9, 12, 14), np.float32), 2)
     before = x.tobytes()
     for call in CALLS.values():

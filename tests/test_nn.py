@@ -1,7 +1,6 @@
-"""The layers against ``torch.nn`` (names, signatures, repr, attributes, results) and as values (==, pickle).
+"""The layers compared with ``torch.nn`` (names, signatures, repr, attributes, results) and as values.
 
-One table of constructor arguments feeds all tests. PyTorch is asked only where it is the truth; the tests of
-what layers are in themselves run without it.
+One table of constructor arguments is used by all tests. Only the comparisons with PyTorch need PyTorch.
 """
 
 import copy
@@ -15,11 +14,12 @@ import pytest
 
 import cases
 import ndpool
+from cases import as_tuple
 from ndpool import nn
 
 
 def _arguments(family, ndim):
-    """Constructor arguments of a family: plain, by position, by keyword, one number per axis, lists."""
+    """Constructor arguments of a family: positional, keyword, one number per axis, lists."""
     per_axis = tuple(range(4, 4 + ndim))
     ones = (1,) * ndim
     sliding = [((2,), {}), ((3, 2), {}), ((3,), {"stride": 1, "padding": 1}), ((per_axis, ones, ones), {})]
@@ -85,10 +85,10 @@ def layer_class(family, ndim):
 
 
 def inputs(layer, family, ndim):
-    """What the layer is called with: an array, or for unpooling the values and indices of its pool."""
+    """The arguments of the layer's call: an array, or for unpooling the values and indices of a pool."""
     spatial = (11, 10, 12)[:ndim]
     if family == "MaxUnpool":
-        # Sizes that windows fill to the end, which is what unpooling assumes unless told otherwise.
+        # Sizes that the windows cover exactly, which unpooling assumes without output_size.
         sizes = zip(layer.kernel_size, layer.stride, layer.padding, strict=True)
         spatial = tuple(kernel + 3 * stride - 2 * pad for kernel, stride, pad in sizes)
     x = np.random.default_rng(ndim).normal(size=(2, 3, *spatial)).astype(np.float32)
@@ -99,12 +99,8 @@ def inputs(layer, family, ndim):
     )
 
 
-def as_tuple(result):
-    return result if isinstance(result, tuple) else (result,)
-
-
 def test_the_family_is_complete(torch):
-    """The layers are PyTorch's, all of them and no others."""
+    """The layers are exactly those of PyTorch."""
     assert sorted(nn.__all__) == sorted(torch.nn.modules.pooling.__all__)
     assert sorted(nn.__all__) == sorted(f"{family}{ndim}d" for family, ndim in CLASSES)
 
@@ -113,7 +109,7 @@ def test_the_family_is_complete(torch):
 def test_signature_is_pytorchs(torch, family, ndim):
     ours = inspect.signature(layer_class(family, ndim)).parameters.values()
     theirs = inspect.signature(getattr(torch.nn, f"{family}{ndim}d")).parameters.values()
-    if family == "MaxUnpool":  # which also takes the dilation of the pool
+    if family == "MaxUnpool":  # also has the dilation of the pool
         *ours, dilation = ours
         assert (dilation.name, dilation.kind, dilation.default) == ("dilation", dilation.KEYWORD_ONLY, 1)
     assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
@@ -146,7 +142,7 @@ def test_results_are_pytorchs(torch, family, ndim, args, kwargs):
     results = as_tuple(ours(*arrays))
     expected = as_tuple(theirs(*map(torch.from_numpy, arrays)))
     assert len(results) == len(expected) == 1 + getattr(ours, "return_indices", False)
-    # At most 60 taps of values around one, in float32; maxima and indices have no rounding to excuse.
+    # At most 60 taps of values around one, in float32; maxima and indices must be exact.
     tolerance = 60 * np.finfo(np.float32).eps if family in ("AvgPool", "LPPool", "AdaptiveAvgPool") else 0
     for mine, other in zip(results, expected, strict=True):
         assert mine.dtype == other.numpy().dtype
@@ -154,12 +150,12 @@ def test_results_are_pytorchs(torch, family, ndim, args, kwargs):
 
 
 @every_case
-def test_results_are_those_of_the_function(family, ndim, args, kwargs):
+def test_results_equal_the_function(family, ndim, args, kwargs):
     layer = layer_class(family, ndim)(*args, **kwargs)
     arguments = inspect.signature(type(layer)).bind(*args, **kwargs).arguments
     if family == "FractionalMaxPool":
         layer = dataclasses.replace(layer, _random_samples=np.full((2, 3, ndim), 0.25, np.float32))
-        # PyTorch's 2-D function, unlike its layer, takes no single number as the ratio.
+        # PyTorch's 2-D function, unlike its layer, does not accept a single number as the ratio.
         arguments |= {"_random_samples": layer._random_samples, "output_ratio": layer.output_ratio}
     arrays = inputs(layer, family, ndim)
     expected = getattr(ndpool, f"{FAMILIES[family]}{ndim}d")(*arrays, **arguments)
@@ -171,7 +167,7 @@ def test_results_are_those_of_the_function(family, ndim, args, kwargs):
 
 @every_case
 def test_layers_are_values(family, ndim, args, kwargs):
-    """Equal arguments make equal layers, with equal hashes, through pickle and copy as well."""
+    """Equal arguments give equal layers with equal hashes, also after pickling and copying."""
     cls = layer_class(family, ndim)
     layer = cls(*args, **kwargs)
     others = [
@@ -192,7 +188,7 @@ def test_different_layers_differ():
     assert nn.MaxPool2d(2) != "MaxPool2d(2)"
 
 
-def test_the_spelling_of_an_argument_does_not_matter():
+def test_equivalent_arguments_give_equal_layers():
     assert nn.MaxPool2d(2) == nn.MaxPool2d(2, 2) == nn.MaxPool2d(kernel_size=2, stride=2)
     assert nn.MaxPool2d([2, 3]) == nn.MaxPool2d((2, 3))
     assert nn.AvgPool1d(2) == nn.AvgPool1d((2,))
@@ -208,7 +204,7 @@ def test_random_samples_are_compared_by_value():
 
 
 @every_class
-def test_layers_cannot_be_changed_but_replaced(family, ndim):
+def test_layers_are_immutable_and_replaceable(family, ndim):
     args, kwargs = _arguments(family, ndim)[0]
     layer = layer_class(family, ndim)(*args, **kwargs)
     for name in inspect.signature(type(layer)).parameters:
@@ -220,7 +216,7 @@ def test_layers_cannot_be_changed_but_replaced(family, ndim):
     assert type(changed) is type(layer)
 
 
-def test_a_note_on_a_layer_is_no_argument():
+def test_extra_attributes_are_not_arguments():
     layer = nn.MaxPool2d(2)
     layer.note = "after the second block"
     assert layer(np.zeros((1, 4, 4))).shape == (1, 2, 2)
@@ -230,7 +226,7 @@ def test_a_note_on_a_layer_is_no_argument():
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 @pytest.mark.parametrize("size", [6, 7])
 def test_unpool_takes_the_output_size(ndim, size):
-    """pytorch#68589: sizes that pool alike are told apart by `output_size`."""
+    """pytorch#68589: `output_size` selects among input sizes with the same pooled size."""
     x = np.random.default_rng(0).random((2, 3) + (size,) * ndim) + 1
     values, indices = layer_class("MaxPool", ndim)(2, return_indices=True)(x)
     unpool = layer_class("MaxUnpool", ndim)(2)
@@ -253,7 +249,7 @@ def test_unpool_takes_the_output_size(ndim, size):
         (([2, -1, 2], 4), "kernel_size must be from 1 to 2147483647"),
     ],
 )
-def test_fractional_constructor_refuses(ndim, args, rule):
+def test_fractional_constructor_rejects(ndim, args, rule):
     args = [arg[:ndim] if isinstance(arg, list) else arg for arg in args]
     with pytest.raises(ValueError, match=f"FractionalMaxPool{ndim}d: {rule}; got (output|kernel)_"):
         layer_class("FractionalMaxPool", ndim)(*args)
@@ -261,8 +257,8 @@ def test_fractional_constructor_refuses(ndim, args, rule):
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 @pytest.mark.parametrize("norm_type", [0, 0.0])
-def test_lp_constructor_refuses_power_zero(ndim, norm_type):
-    """pytorch#134841: the power 0 is refused when the layer is made, by name."""
+def test_lp_constructor_rejects_power_zero(ndim, norm_type):
+    """pytorch#134841: the constructor rejects the power 0 and names the argument."""
     with pytest.raises(
         ValueError, match=f"LPPool{ndim}d: norm_type must be a number other than 0, .* norm_type={norm_type}"
     ):
@@ -271,8 +267,8 @@ def test_lp_constructor_refuses_power_zero(ndim, norm_type):
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
 @pytest.mark.parametrize("family", ["MaxPool", "AvgPool"])
-def test_padding_limit_is_told_before_the_call(family, ndim):
-    """pytorch#103423: the constructor's documentation states the limit, the message names it."""
+def test_padding_limit_is_documented_and_checked(family, ndim):
+    """pytorch#103423: the constructor documents the limit, and its error message names it."""
     cls = layer_class(family, ndim)
     assert "padding <= kernel_size // 2" in cls.__doc__
     x = np.zeros((1, 1) + (8,) * ndim)
@@ -283,7 +279,7 @@ def test_padding_limit_is_told_before_the_call(family, ndim):
             cls(3, padding=2, **dilated)
 
 
-def _refused(call, *args, **kwargs):
+def _error(call, *args, **kwargs):
     with pytest.raises((TypeError, ValueError)) as caught:
         call(*args, **kwargs)
     return caught.type, str(caught.value).partition(": ")
@@ -293,23 +289,23 @@ def _refused(call, *args, **kwargs):
 @pytest.mark.parametrize(
     ("family", "arguments"), [(family, wrong) for family in cases.WRONG for wrong in cases.WRONG[family]]
 )
-def test_constructors_refuse_what_the_functions_refuse(family, arguments, ndim):
-    """A wrong argument is told when a layer is made, not when the first batch arrives."""
+def test_constructors_raise_the_functions_errors(family, arguments, ndim):
+    """A wrong argument raises when a layer is constructed, not when it is first called."""
     if family == "FractionalMaxPool" and ndim == 1:
         pytest.skip("there is no fractional pooling in one dimension")
     if "divisor_override" in arguments and ndim == 1:
         pytest.skip("layers have no divisor in one dimension")
     cls = layer_class(family, ndim)
-    error, (name, _, told) = _refused(cls, **arguments)
+    error, (name, _, message) = _error(cls, **arguments)
     assert name == cls.__name__
     x = np.ones((1, 1) + (8,) * ndim)
     given = (x, x.astype(int)) if family == "MaxUnpool" else (x,)
     function = getattr(ndpool, f"{FAMILIES[family]}{ndim}d")
-    assert _refused(function, *given, **arguments) == (error, (function.__name__, ": ", told))
+    assert _error(function, *given, **arguments) == (error, (function.__name__, ": ", message))
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3])
-def test_unpool_layers_take_a_dilation(ndim):
+def test_unpool_layers_support_dilation(ndim):
     x = np.random.default_rng(0).random((2, 3) + (9,) * ndim) + 1
     values, indices = layer_class("MaxPool", ndim)(3, dilation=2, return_indices=True)(x)
     cls = layer_class("MaxUnpool", ndim)

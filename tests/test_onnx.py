@@ -1,6 +1,6 @@
-"""ONNX exports of models that pool with ndpool: both exporters of PyTorch, run by ONNX Runtime.
+"""ONNX export of models that pool with ndpool, by both of PyTorch's exporters, run by ONNX Runtime.
 
-An accelerated or patched model exports as PyTorch's own operators, and gives what the model gives.
+An accelerated or patched model is exported with PyTorch's operators and gives the model's results.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import pytest
 
 from models import CASES
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]  # the exporters have many to say
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]  # the exporters emit many warnings
 torch = pytest.importorskip("torch")
-onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime runs what was exported")
+onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime runs the exported models")
 pytest.importorskip("onnx", reason="PyTorch exports through it")
 pytest.importorskip("onnxscript", reason="PyTorch's default exporter needs it")
 
@@ -26,7 +26,7 @@ EXPORTERS = pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "tor
 
 
 def exported(model, x, dynamo, **options):
-    """What ONNX Runtime makes of a model."""
+    """Export a model and return a function that runs it with ONNX Runtime."""
     file = io.BytesIO()
     if dynamo:
         torch.onnx.export(model, (x,), dynamo=True, verbose=False, **options).save(file)
@@ -41,7 +41,7 @@ def exported(model, x, dynamo, **options):
 
 
 class Pools(nn.Module):
-    """Every module side by side."""
+    """Several modules applied to the same input."""
 
     def __init__(self, *pools):
         super().__init__()
@@ -84,7 +84,7 @@ def test_pooling_modules_export(how, dynamo):
         assert len(nt.accelerate(model).swapped) == len(model.pools)
     with nt.patch() if how == "patched" else nullcontext():
         run = exported(model, x, dynamo)
-        if dynamo:  # torch.export by itself sees ndpool's operators, before and after
+        if dynamo:  # torch.export itself still records ndpool's operators
             assert "ndpool.pool" in str(torch.export.export(model, (x,)).graph)
     assert_close(run(x), want)
 
@@ -109,8 +109,8 @@ def test_accelerated_models_export(name):
         assert_close(exported(accelerated, x, dynamo=True)(x), [want])
 
 
-def test_models_that_pytorch_cannot_export_are_refused():
-    """It has no operator for adaptive maxima over windows of different sizes."""
+def test_models_that_pytorch_cannot_export_raise():
+    """ONNX has no operator for adaptive max pooling over windows of different sizes."""
     model, x = CASES["audio"].make().eval(), torch.rand(CASES["audio"].shape)
     nt.accelerate(model)
     with pytest.raises(torch.onnx.OnnxExporterError, match=r"aten\.adaptive_max_pool2d"):
@@ -120,7 +120,7 @@ def test_models_that_pytorch_cannot_export_are_refused():
 @EXPORTERS
 @pytest.mark.parametrize("n", [2, 3])
 def test_divisor_override_is_exported(n, dynamo):
-    """PyTorch's exporters drop it: four times the average came out as the average."""
+    """PyTorch's exporters drop it and would export the plain average."""
     name, x = f"AvgPool{n}d", torch.rand((2, 3) + (9,) * n)
     arguments = [
         {"kernel_size": 2, "divisor_override": 1},
@@ -134,7 +134,7 @@ def test_divisor_override_is_exported(n, dynamo):
 
 @EXPORTERS
 def test_divisor_override_of_any_size_is_exported(dynamo):
-    """The exported model pools images of other sizes as the model does."""
+    """The exported model gives the model's results for images of other sizes."""
     pool = nn.AvgPool2d(3, 2, 1, ceil_mode=True, divisor_override=4)
     x = torch.rand(1, 2, 9, 8)
     ours = copy.deepcopy(pool)
@@ -149,14 +149,14 @@ def test_divisor_override_of_any_size_is_exported(dynamo):
 
 
 @EXPORTERS
-def test_divisor_override_that_cannot_be_exported_is_refused(dynamo):
-    """Whether the last window begins inside the input depends on the size, which may not be known."""
+def test_divisor_override_that_cannot_be_exported_raises(dynamo):
+    """Whether the last window starts inside the input depends on the size, which may be dynamic."""
     pool = nt.AvgPool2d(2, 3, ceil_mode=True, divisor_override=4)
-    # After an error the default exporter goes on with a second capture, and tells of that one.
-    error, told = (
+    # After an error the default exporter tries a second capture and reports the error of that one.
+    error, message = (
         (torch.onnx.OnnxExporterError, "Failed to convert")
         if dynamo
         else (ValueError, "avg_pool2d: divisor_override with ceil_mode .* got stride=3 .* .limit 2.")
     )
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=message):
         exported(pool, torch.rand(1, 2, 9, 9), dynamo)

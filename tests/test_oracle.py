@@ -1,8 +1,8 @@
-"""Asks PyTorch whether the oracle is right; all other tests trust the oracle.
+"""Compares the oracle with PyTorch; all other tests trust the oracle.
 
-Drawn calls of every named function, every small sliding and adaptive geometry, hand-picked hard cases, what
-the oracle knows beyond PyTorch, and gradients. Where PyTorch is at odds with itself or with the rule, the
-list of peculiarities says so; a test per entry fails as soon as that is over.
+Random calls of every named function, all small sliding and adaptive geometries, hand-written corner cases,
+features beyond PyTorch, and gradients. Cases where PyTorch contradicts itself or the rule are in the list of
+peculiarities; a test per entry fails as soon as PyTorch's behaviour changes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RANKED = [(name[:-2], int(name[-2])) for name in NAMES]
 
 @dataclass(frozen=True)
 class Peculiarity:
-    """Something PyTorch does against the rule: why, a proof, the cases or gradients it spoils, where seen."""
+    """PyTorch behaviour that violates the rule: the reason, a check that it persists, the affected cases."""
 
     name: str
     reason: str
@@ -54,8 +54,8 @@ class Peculiarity:
     version: str = "2.13.0"
 
 
-def refuses(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
-    """Whether PyTorch raises."""
+def raises(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+    """Whether PyTorch raises an error."""
     try:
         call(*args, **kwargs)
     except (RuntimeError, TypeError):
@@ -63,8 +63,8 @@ def refuses(call: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     return False
 
 
-def takes(name: str, dtype: Any) -> bool:
-    """Whether a named function takes an input of this type."""
+def supports(name: str, dtype: Any) -> bool:
+    """Whether a function of PyTorch supports a dtype."""
     family, n = name[:-2], int(name[-2])
     x = to_torch(np.zeros((1, 1, *[4] * n), dtype))
     more = {
@@ -74,7 +74,7 @@ def takes(name: str, dtype: Any) -> bool:
         "fractional_max_pool": ([2, 2], {"_random_samples": x.reshape(-1)[:n].reshape(1, 1, n)}),
     }
     args, kwargs = more.get(family, ([2], {}))
-    return not refuses(getattr(F, name), x, *args, **kwargs)
+    return not raises(getattr(F, name), x, *args, **kwargs)
 
 
 def channels_last(x: Any) -> Any:
@@ -83,7 +83,7 @@ def channels_last(x: Any) -> Any:
 
 
 def loses_depth(case: Case) -> bool:
-    """Whether a maximum over three channels-last axes has a window with nothing above the lowest value."""
+    """Whether a channels-last 3-D max pool has a window without a value above the lowest."""
     lowest = oracle.extremum_of_nothing(case.values.dtype, least=False)
     return (
         case.name == "max_pool3d" and case.layout != "contiguous" and bool((case.solve()[0] == lowest).any())
@@ -91,18 +91,18 @@ def loses_depth(case: Case) -> bool:
 
 
 def wrong_format(case: Case) -> bool:
-    """Whether a volume without a batch may look like a channels-last batch of images."""
+    """Whether an unbatched volume may have the strides of a channels-last batch of images."""
     return case.name in ("max_pool3d", "lp_pool3d") and case.values.ndim == 4 and case.layout != "contiguous"
 
 
-def has_hole(case: Case) -> bool:
-    """Whether a window of the case holds nothing."""
+def has_empty_window(case: Case) -> bool:
+    """Whether a window of the case contains no element."""
     plan = oracle.sliding_plan(case.values.shape, **case.operands()) if case.family == "max_pool" else []
     return any(not window.positions for axis in plan for window in axis)
 
 
-def gradient_goes_astray() -> bool:
-    """Whether a window with a tap on either side of the first row sends its gradient to the second."""
+def empty_window_has_gradient() -> bool:
+    """Whether a window with a tap on either side of the first row adds its gradient to the second row."""
     x = zeros(1, 3, 3, requires_grad=True)
     F.max_pool2d(x, (1, 2), stride=(3, 1), padding=(0, 1), dilation=(1, 4)).sum().backward()
     return x.grad.tolist() == [[[0, 0, 0], [1, 0, 0], [0, 0, 0]]]
@@ -112,27 +112,28 @@ TRANSPOSED = zeros(1, 2, 2, dtype=torch.int64).mT
 PECULIARITIES = [
     Peculiarity(
         "types",
-        "No bool and no unsigned type beyond 8 bits in maxima, few integers elsewhere, no half in 3-D "
-        "averages: cases.torch_dtypes lists what there is (pytorch#33086, pytorch#107412, pytorch#143801).",
-        lambda: all(takes(f"{f}{n}d", d) == (d in torch_dtypes(f, n)) for f, n in RANKED for d in DTYPES),
+        "No bool and no unsigned type beyond 8 bits in max pooling, few integers elsewhere, no half in 3-D "
+        "average pooling; cases.torch_dtypes lists them (pytorch#33086, pytorch#107412, pytorch#143801).",
+        lambda: all(supports(f"{f}{n}d", d) == (d in torch_dtypes(f, n)) for f, n in RANKED for d in DTYPES),
     ),
     Peculiarity(
         "integer_max_pool1d_needs_indices",
-        "The kernel without indices knows floats only (pytorch#136110).",
-        lambda: all(refuses(F.max_pool1d, zeros(1, 4, dtype=d), 2) for d in (torch.uint8, torch.int64)),
+        "The kernel without indices supports only floats (pytorch#136110).",
+        lambda: all(raises(F.max_pool1d, zeros(1, 4, dtype=d), 2) for d in (torch.uint8, torch.int64)),
     ),
     Peculiarity(
         "byte_planes",
-        "Channels-last maxima count positions in a type as wide as the values: bytes end at planes of 127.",
+        "Channels-last max pooling stores indices in a type as wide as the values: uint8 planes are limited "
+        "to 127 elements.",
         lambda: (
-            refuses(F.max_pool2d, channels_last(zeros(1, 2, 8, 16, dtype=torch.uint8)), 2)
-            and not refuses(F.max_pool2d, zeros(1, 2, 8, 16, dtype=torch.uint8), 2)
+            raises(F.max_pool2d, channels_last(zeros(1, 2, 8, 16, dtype=torch.uint8)), 2)
+            and not raises(F.max_pool2d, zeros(1, 2, 8, 16, dtype=torch.uint8), 2)
         ),
     ),
     Peculiarity(
         "max_pool3d_loses_depth",
-        "Channels-last and outside full vectors, the index of a window with nothing above the lowest value "
-        "is its first position less the depth.",
+        "Channels-last and outside full vectors, the index of a window without a value above the lowest "
+        "is its first position without the depth.",
         lambda: (
             F.max_pool3d(channels_last(zeros(1, 3, 2, 1, 2) - inf), 1, return_indices=True)[1][0, 0].tolist()
             == [[[0, 1]], [[0, 1]]]
@@ -141,29 +142,29 @@ PECULIARITIES = [
     ),
     Peculiarity(
         "volume_taken_for_images",
-        "Maxima of a volume without a batch refuse strides that a channels-last batch of images has.",
-        lambda: refuses(F.max_pool3d, zeros(2, 4, 4, 3).permute(0, 3, 1, 2), 1),
+        "Max pooling of an unbatched volume rejects the strides of a channels-last batch of images.",
+        lambda: raises(F.max_pool3d, zeros(2, 4, 4, 3).permute(0, 3, 1, 2), 1),
         wrong_format,
     ),
     Peculiarity(
         "empty_window_gradient",
-        "A window that dilation spreads over the whole input has an index outside itself, where its gradient "
-        "goes; an index outside the plane is outside its memory (pytorch#114216).",
-        gradient_goes_astray,
-        has_hole,
+        "A dilated window without an element has an index outside itself and adds its gradient there; "
+        "an index outside the plane is out of bounds (pytorch#114216).",
+        empty_window_has_gradient,
+        has_empty_window,
         gradient_only=True,
     ),
     Peculiarity(
         "adaptive_gradient_of_nothing",
         "Output size 0 gives an empty result, but no gradient of zeros (pytorch#78868).",
-        lambda: refuses(F.adaptive_avg_pool1d(zeros(1, 4, requires_grad=True), 0).sum().backward),
+        lambda: raises(F.adaptive_avg_pool1d(zeros(1, 4, requires_grad=True), 0).sum().backward),
         lambda case: "adaptive" in case.name and 0 in case.solve()[0].shape[-case.n :],
         gradient_only=True,
     ),
     Peculiarity(
         "max_unpool_gradient_of_strided_indices",
-        "Unpooling takes indices with any strides, its gradient only contiguous ones.",
-        lambda: refuses(F.max_unpool2d(zeros(1, 2, 2, requires_grad=True), TRANSPOSED, 1).sum().backward),
+        "Unpooling accepts indices with any strides, its gradient only contiguous ones.",
+        lambda: raises(F.max_unpool2d(zeros(1, 2, 2, requires_grad=True), TRANSPOSED, 1).sum().backward),
         lambda case: "unpool" in case.name and not case.named["indices"].flags.c_contiguous,
         gradient_only=True,
     ),
@@ -175,43 +176,43 @@ PECULIARITIES = [
     ),
     Peculiarity(
         "adaptive_avg_pool_to_one_checks_nothing",
-        "Size 1 becomes a mean, which takes any rank and no channels at all.",
+        "Output size 1 is computed as a mean, which accepts any rank and empty channels.",
         lambda: all(
-            [refuses(F.adaptive_avg_pool3d, zeros(shape), out) for out in (1, 2)] == [False, True]
+            [raises(F.adaptive_avg_pool3d, zeros(shape), out) for out in (1, 2)] == [False, True]
             for shape in [(2, 0, 4, 4, 4), (4, 4, 4), (2, 2, 2, 4, 4, 4)]
         ),
     ),
     Peculiarity(
         "avg_pool3d_small_input",
-        "A kernel larger than the input is refused even where padding or ceil mode make room, unlike in 2-D.",
+        "A kernel larger than the input raises even if it fits with padding or ceil mode, unlike in 2-D.",
         lambda: (
-            refuses(F.avg_pool3d, zeros(1, 3, 3, 3), 4, padding=2)
-            and refuses(F.lp_pool3d, zeros(1, 3, 3, 3), 2, 4, ceil_mode=True)
-            and not refuses(F.avg_pool2d, zeros(1, 3, 3), 4, padding=2)
-            and not refuses(F.lp_pool2d, zeros(1, 3, 3), 2, 4, ceil_mode=True)
+            raises(F.avg_pool3d, zeros(1, 3, 3, 3), 4, padding=2)
+            and raises(F.lp_pool3d, zeros(1, 3, 3, 3), 2, 4, ceil_mode=True)
+            and not raises(F.avg_pool2d, zeros(1, 3, 3), 4, padding=2)
+            and not raises(F.lp_pool2d, zeros(1, 3, 3), 2, 4, ceil_mode=True)
         ),
     ),
     Peculiarity(
-        "fractional_max_pool3d_room",
-        "Three dimensions ask for one element more than the windows need, two do not.",
+        "fractional_max_pool3d_extra_element",
+        "The 3-D function needs one element more than the windows cover, the 2-D function does not.",
         lambda: (
-            refuses(F.fractional_max_pool3d, zeros(1, 5, 5, 5), 2, 4)
-            and not refuses(F.fractional_max_pool2d, zeros(1, 5, 5), 2, 4)
+            raises(F.fractional_max_pool3d, zeros(1, 5, 5, 5), 2, 4)
+            and not raises(F.fractional_max_pool2d, zeros(1, 5, 5), 2, 4)
         ),
     ),
     Peculiarity(
         "fractional_max_pool2d_single_ratio",
-        "Two dimensions take the length of the ratio before making a pair of it.",
+        "The 2-D function takes the length of the ratio before expanding a number to a pair.",
         lambda: (
-            refuses(F.fractional_max_pool2d, zeros(1, 5, 5), 2, output_ratio=0.5)
-            and not refuses(F.fractional_max_pool3d, zeros(1, 5, 5, 5), 2, output_ratio=0.5)
+            raises(F.fractional_max_pool2d, zeros(1, 5, 5), 2, output_ratio=0.5)
+            and not raises(F.fractional_max_pool3d, zeros(1, 5, 5, 5), 2, output_ratio=0.5)
         ),
     ),
     Peculiarity(
         "fractional_max_pool_half_starts",
-        "Starts are computed in the type of the input: over 250 positions bfloat16 rounds past the end, "
-        "and an internal assertion fails.",
-        lambda: refuses(
+        "Window starts are computed in the dtype of the input: with 250 positions bfloat16 rounds beyond the "
+        "end, and an internal assertion fails.",
+        lambda: raises(
             F.fractional_max_pool2d,
             zeros(1, 250, 2).bfloat16(),
             1,
@@ -229,7 +230,7 @@ PECULIARITIES = [
     ),
     Peculiarity(
         "lp_pool_root_of_minus_infinity",
-        "The power one half is a square root, which minus infinity does not have, except in float16.",
+        "The power 1/2 is computed as a square root, which is NaN for -inf, except in float16.",
         lambda: (
             F.lp_pool1d(zeros(1, 1).half() - inf, 0.5, 1).item() == inf
             and F.lp_pool1d(zeros(1, 1) - inf, 0.5, 1).isnan().item()
@@ -238,34 +239,34 @@ PECULIARITIES = [
 ]
 
 
-# What an older version did, where it still does.
+# Behaviour of older versions, if it is still present.
 OLDER = [
     Peculiarity(
         "lp_pool_infinite_norm",
-        "An infinite norm is taken for a power like any other, and everything for 1.",
+        "An infinite norm is computed like any other power and gives 1.",
         lambda: F.lp_pool1d(torch.tensor([[2.0, 3.0]]), inf, 2).item() != 3,
         lambda case: case.family == "lp_pool" and abs(case.named["norm_type"]) == inf,
         version="2.6.0",
     ),
 ]
-AT_WORK = PECULIARITIES + [p for p in OLDER if p.shows()]
+PRESENT = PECULIARITIES + [p for p in OLDER if p.shows()]
 
 
 @pytest.mark.skipif(not torch.__version__.startswith(REFERENCE), reason=f"lists PyTorch {REFERENCE}")
 @pytest.mark.parametrize("peculiarity", PECULIARITIES, ids=lambda p: p.name)
 def test_peculiarity_persists(peculiarity):
-    """When this fails, PyTorch has changed: drop the entry, and what it spoils will be judged again."""
+    """If this fails, PyTorch has changed: remove the entry, and its cases will be compared again."""
     assert peculiarity.shows(), f"gone since {peculiarity.version}: {peculiarity.reason}"
 
 
 def spoiled(case: Case, gradient: bool = False) -> bool:
-    """Whether a peculiarity keeps PyTorch from being asked."""
-    return any(p.spoils(case) for p in AT_WORK if gradient or not p.gradient_only)
+    """Whether a peculiarity affects the case, so that PyTorch is no reference for it."""
+    return any(p.spoils(case) for p in PRESENT if gradient or not p.gradient_only)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_drawn_calls(name):
-    """Values, indices, shapes and types of drawn calls."""
+def test_random_calls(name):
+    """Values, indices, shapes and dtypes of random calls."""
     rng = np.random.default_rng(NAMES.index(name))
     drawn = [draw(rng, name) for _ in range(DRAWS)]
     judged = [case for case in drawn if not spoiled(case)]
@@ -275,18 +276,13 @@ def test_drawn_calls(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_drawn_gradients(name):
-    """Gradients of drawn calls in float64."""
+def test_random_gradients(name):
+    """Gradients of random calls in float64."""
     rng = np.random.default_rng(NAMES.index(name))
     judged = 0
-
-    def real(a: Any) -> Any:
-        return a.astype(np.float64) if isinstance(a, np.ndarray) and oracle.is_float(a.dtype) else a
-
-    for case in (draw(rng, name) for _ in range(DRAWS)):
-        values = rng.uniform(0.5, 3, case.values.shape) if "lp" in name else case.values.astype(np.float64)
-        kwargs = {key: real(a) for key, a in case.kwargs.items()}
-        case = replace(case, values=values, args=tuple(map(real, case.args)), kwargs=kwargs)
+    for case in (draw(rng, name).in_float64() for _ in range(DRAWS)):
+        if "lp" in name:
+            case = replace(case, values=rng.uniform(0.5, 3, case.values.shape))
         if spoiled(case, gradient=True):
             continue
         judged += 1
@@ -302,13 +298,13 @@ def test_drawn_gradients(name):
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("size", range(1, 8))
 def test_every_small_sliding_geometry(size, ceil):
-    """Windows of one axis, seen through maxima of a rising and a falling row and means (pytorch#88144)."""
+    """Windows of one axis, from the maxima of a rising and a falling row, and averages (pytorch#88144)."""
     rising = torch.arange(1.0, size + 1)
     x = torch.stack([rising, -rising])
     for k, s, d in product(range(1, 5), range(1, 4), range(1, 4)):
         for p in range(k // 2 + 1):
             if oracle.output_size(size, k, s, (p, p), d, ceil) < 1:
-                assert refuses(F.max_pool1d, x, k, s, p, d, ceil)
+                assert raises(F.max_pool1d, x, k, s, p, d, ceil)
                 continue
             got = F.max_pool1d(x, k, s, p, d, ceil, return_indices=True)
             for have, need in zip(got, oracle.max_pool(x.numpy(), [k], s, p, d, ceil), strict=True):
@@ -343,9 +339,16 @@ HARD: list[tuple[str, str, Any, tuple[Any, ...], Any, Any]] = [
     ("first_zero_positive", "max_pool1d", [0.0, -0.0], (2,), [0.0], [0]),
     ("all_minus_infinity", "max_pool1d", [-inf] * 4, (3, 1, 1), [-inf] * 4, [0, 0, 1, 2]),
     ("all_integer_minimum", "max_pool1d", [LOW] * 3, (2, 2, 1), [LOW] * 2, [0, 1]),
-    ("hole", "max_pool1d", [1.0, 2, 3], (2, 1, 1, 4), [-inf], [3]),
-    ("hole_of_integers", "max_pool1d", [1, 2, 3], (2, 1, 1, 4), [LOW], [3]),
-    ("hole_along_one_axis", "max_pool2d", [[1.0], [2]], (2, 1, 1, (1, 2)), [[-inf]] * 3, [[1], [1], [2]]),
+    ("empty_window", "max_pool1d", [1.0, 2, 3], (2, 1, 1, 4), [-inf], [3]),
+    ("empty_window_of_integers", "max_pool1d", [1, 2, 3], (2, 1, 1, 4), [LOW], [3]),
+    (
+        "empty_window_along_one_axis",
+        "max_pool2d",
+        [[1.0], [2]],
+        (2, 1, 1, (1, 2)),
+        [[-inf]] * 3,
+        [[1], [1], [2]],
+    ),
     ("ceil_keeps_partial", "max_pool1d", [1.0, 2, 3, 4, 5], (2, 2, 0, 1, True), [2, 4, 5], [1, 3, 4]),
     ("ceil_drops_all_padding", "max_pool1d", [1.0, 2, 3], (2, 2, 1, 1, True), [1, 3], [0, 2]),
     ("ceil_divides_by_rest", "avg_pool1d", [1.0, 2, 3, 4, 5], (2, 2, 0, True), [1.5, 3.5, 5], None),
@@ -365,7 +368,7 @@ HARD: list[tuple[str, str, Any, tuple[Any, ...], Any, Any]] = [
     ("name", "x", "args", "values", "indices"), [h[1:] for h in HARD], ids=[h[0] for h in HARD]
 )
 def test_hard_case(name, x, args, values, indices):
-    """Rules by example: PyTorch and the oracle both give the answer written down."""
+    """PyTorch and the oracle both give the listed result."""
     x = np.array([x])
     x = x.astype(np.float32) if oracle.is_float(x.dtype) else x
     asked = {"return_indices": True} if indices is not None and "fractional" not in name else {}
@@ -378,7 +381,7 @@ def test_hard_case(name, x, args, values, indices):
 
 
 def random_array(*shape: int, seed: int = 0) -> Any:
-    """Normal numbers in float64."""
+    """Normally distributed numbers in float64."""
     return np.random.default_rng(seed).normal(size=shape)
 
 
@@ -387,7 +390,7 @@ GEOMETRIES = [([3, 2], 1, (1, 0), 1, False), ([2, 3], (2, 3), 1, (3, 2), True), 
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_min_is_max_of_negated(geometry):
-    """Minima and their indices, NaN included."""
+    """Minima and their indices, including NaN."""
     x = random_array(2, 3, 8, 7).round(1)
     x[x > 1.5] = nan
     kernel, stride, padding, dilation, ceil = geometry
@@ -400,7 +403,7 @@ def test_min_is_max_of_negated(geometry):
 
 
 def unfolded(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Any:
-    """Every window of a plane as a column of PyTorch's, padding as 0."""
+    """The windows of a plane as columns of `F.unfold`, padded with 0."""
     columns = F.unfold(
         torch.from_numpy(x)[:, None], kernel, dilation, padding, kernel if stride is None else stride
     )
@@ -409,7 +412,7 @@ def unfolded(x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> A
 
 @pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [g[:4] for g in GEOMETRIES])
 def test_sums_means_and_powers_over_dilated_windows(kernel, stride, padding, dilation):
-    """What PyTorch's averages cannot do themselves, against its unfolded windows (pytorch#14907)."""
+    """Reductions that PyTorch lacks, compared with reductions of its unfolded windows (pytorch#14907)."""
     x = np.abs(random_array(2, 8, 7))
     columns = unfolded(x, kernel, stride, padding, dilation)
     real = unfolded(np.ones_like(x), kernel, stride, padding, dilation).sum(1)
@@ -431,7 +434,7 @@ def test_sums_means_and_powers_over_dilated_windows(kernel, stride, padding, dil
 
 @pytest.mark.parametrize("ceil", [False, True])
 def test_padding_by_sides(ceil):
-    """Pairs of paddings are padding beforehand, with indices in the input itself (pytorch#17150)."""
+    """(before, after) pairs equal padding first, except that indices refer to the input (pytorch#17150)."""
     x, pads, kernel, stride = random_array(2, 3, 5, 6), [(2, 0), (1, 3)], [3, 4], 2
     padded = F.pad(torch.from_numpy(x), (*pads[1], *pads[0]), value=-inf)
     values, indices = oracle.max_pool(x, kernel, stride, pads, 1, ceil)
@@ -451,7 +454,7 @@ def test_padding_by_sides(ceil):
 
 
 def test_four_axes():
-    """Four pooled axes, as two times two (tflearn#258)."""
+    """Four pooled axes, compared with two 2-D pools (tflearn#258)."""
     x, kernel, stride, pad = random_array(2, 5, 4, 6, 5), [2, 3, 2, 3], [1, 2, 2, 1], [1, 0, 1, 1]
 
     def twice(pool: Callable[..., Any]) -> Any:
@@ -472,7 +475,7 @@ def test_four_axes():
 
 @pytest.mark.parametrize("dtype", [BOOL, *INTEGERS], ids=str)
 def test_integers_beyond_pytorch(dtype):
-    """Every whole type gives what its values give in int64, and sums promote as NumPy's (pytorch#33086)."""
+    """Every integer dtype gives the results of int64, and sums promote as in NumPy (pytorch#33086)."""
     rng = np.random.default_rng(dtype.num)
     x = (
         rng.integers(0, 2, (2, 3, 7, 6))
@@ -497,31 +500,31 @@ def test_integers_beyond_pytorch(dtype):
 
 
 def ends(dtype: Any) -> tuple[int, int]:
-    """The range of a type, within what int64 can hold and sum."""
+    """The range of a dtype, limited so that sums fit in int64."""
     return max(int(np.iinfo(dtype).min), -(2**40)), min(int(np.iinfo(dtype).max), 2**40)
 
 
 def test_extremum_of_nothing():
-    """Holes of every type: what a maximum starts from, for minima the other end."""
+    """The maximum and minimum of an empty window in every dtype."""
     for dtype in DTYPES:
-        hole = oracle.max_pool(np.ones((1, 3), dtype), [2], 1, 1, 4)[0]
+        empty = oracle.max_pool(np.ones((1, 3), dtype), [2], 1, 1, 4)[0]
         lowest = False if dtype == BOOL else -inf if oracle.is_float(dtype) else np.iinfo(dtype).min
-        assert hole.dtype == dtype
-        assert hole.tolist() == [[lowest]]
+        assert empty.dtype == dtype
+        assert empty.tolist() == [[lowest]]
         highest = True if dtype == BOOL else inf if oracle.is_float(dtype) else np.iinfo(dtype).max
         assert oracle.min_pool(np.ones((1, 3), dtype), [2], 1, 1, 4)[0].tolist() == [[highest]]
 
 
 @pytest.mark.parametrize("include", [True, False])
 def test_mean_of_nothing(include):
-    """A hole averages to 0, whatever it counts, and has no gradient."""
+    """The average of an empty window is 0 for any divisor, and has no gradient."""
     geometry = {"kernel": [2], "stride": 1, "padding": 1, "count_include_pad": include, "dilation": 4}
     assert oracle.avg_pool(np.ones((1, 3)), **geometry).tolist() == [[0]]
     assert oracle.avg_pool_backward(np.ones((1, 1)), (3,), **geometry).tolist() == [[0, 0, 0]]
 
 
 def test_fractional_windows_stay_inside():
-    """Rounding in the sample's type takes no window past the input, where PyTorch's own assertion fails."""
+    """Rounding in the sample's dtype moves no window beyond the input, where PyTorch's assertion fails."""
     for size, kernel, out in [(250, 1, 245), (250, 3, 218), (300, 2, 260)]:
         windows = oracle.fractional_windows(size, kernel, out, ml_dtypes.bfloat16(0.75))
         assert len(windows) == out
@@ -530,7 +533,7 @@ def test_fractional_windows_stay_inside():
 
 @pytest.mark.parametrize("norm", [1, 2, 3, 2.5, 4])
 def test_lp_gradient_of_zero_window(norm):
-    """Where a window sums to zero the gradient is 0, elsewhere as differentiated (pytorch#6765)."""
+    """Where a window sums to zero the gradient is 0, elsewhere PyTorch's (pytorch#6765)."""
     x = np.array([[[0.0, 0, 0, 2, 3, 1]]])
     case = Case("lp_pool1d", x, "contiguous", (norm, 2), {})
     grad = np.array([[[1.0, 2, 3]]])
@@ -539,8 +542,8 @@ def test_lp_gradient_of_zero_window(norm):
     assert want[0, 0, :2].tolist() == [0, 0]
 
 
-def test_gradients_accumulate_wide():
-    """4096 halves of gradient that meet in one place sum to 4096 (cubek#639)."""
+def test_half_gradients_accumulate_in_float32():
+    """4096 gradients of 1 in half precision sum to 4096 (cubek#639)."""
     for dtype in HALVES:
         grad = np.ones((1, 64, 64), dtype)
         for got in (
@@ -551,8 +554,8 @@ def test_gradients_accumulate_wide():
             assert got.tolist() == [[[4096.0]]]
 
 
-def test_draws_repeat_and_cover():
-    """A seed fixes a case, and draws reach every function, type, layout and rarity."""
+def test_random_cases_are_reproducible_and_cover_everything():
+    """A seed determines a case, and cases cover every function, dtype, layout and rare property."""
     first, second = (draw(np.random.default_rng(7), beyond=True) for _ in range(2))
     assert repr(first) == repr(second)
     assert same_bits(first.array(), second.array()).all()
@@ -564,25 +567,25 @@ def test_draws_repeat_and_cover():
     seen = {
         "empty batch": any(case.values.size == 0 for case in drawn),
         "no batch": any(case.values.ndim == case.n + 1 for case in drawn),
-        "hole": any(has_hole(case) for case in drawn),
+        "empty window": any(has_empty_window(case) for case in drawn),
         "None": any(
             None in case.operands()["output_size"] for case in drawn if case.family == "adaptive_max_pool"
         ),
         "larger": any(
             prod(c.solve()[0].shape) > c.values.size for c in drawn if c.family == "adaptive_avg_pool"
         ),
-        "nothing out": any(case.solve()[0].size == 0 < case.values.size for case in drawn),
+        "empty output": any(case.solve()[0].size == 0 < case.values.size for case in drawn),
         "negative strides": any(min(case.array().strides) < 0 for case in drawn),
         "zero strides": any(0 in case.array().strides for case in drawn),
         "read-only": any(not case.array().flags.writeable for case in drawn),
-        "by keyword alone": any(not case.args for case in drawn),
-        "by position alone": any(not case.kwargs for case in drawn),
+        "keywords only": any(not case.args for case in drawn),
+        "positional only": any(not case.kwargs for case in drawn),
     }
     assert [what for what, found in seen.items() if not found] == []
 
 
-def test_layouts_hold_the_same_values():
-    """A layout changes strides, not values; broadcasts repeat their first."""
+def test_layouts_keep_the_values():
+    """A layout changes strides, not values; broadcast layouts repeat the first element."""
     x = random_array(2, 3, 4, 5)
     for layout, lay in LAYOUTS.items():
         want = {"broadcast_first": x[:1], "broadcast_last": x[..., :1]}.get(layout, x)
@@ -593,8 +596,8 @@ def test_layouts_hold_the_same_values():
     assert not LAYOUTS["readonly"](x, 2).flags.writeable
 
 
-def test_bfloat16_makes_the_round_trip():
-    """Tensors keep the bits of every bfloat16, whatever the strides."""
+def test_bfloat16_round_trip():
+    """Conversion to tensors keeps the bits of every bfloat16 for any strides."""
     x = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16).reshape(256, 256)
     for view in (x, x[::-1], x[:, ::2], x.T):
         assert to_torch(view).dtype == torch.bfloat16
@@ -618,8 +621,8 @@ BEST = Case("max_pool1d", np.array([[0, nan]], np.float32), "contiguous", (1,), 
         (MEAN, np.array([[inf, 3.5]], np.float32)),
     ],
 )
-def test_assert_same_sees_what_differs(case, got):
-    """Signs of zero, NaN, type, shape, the last bit of a maximum and more than rounding of a mean."""
+def test_assert_same_detects_differences(case, got):
+    """Sign of zero, NaN, dtype, shape, the last bit of a maximum, more than rounding of an average."""
     want = case.call_oracle()
     assert_same(want, want, case)
     with pytest.raises(AssertionError):
@@ -627,6 +630,6 @@ def test_assert_same_sees_what_differs(case, got):
 
 
 def test_assert_same_allows_rounding():
-    """The last bit of a mean may differ."""
+    """The last bit of an average may differ."""
     want = MEAN.call_oracle()
     assert_same((np.nextafter(want[0], np.float32(inf)),), want, MEAN)

@@ -1,6 +1,6 @@
-"""Pictures: what is drawn, where, and with which numbers, against ndpool's own answers.
+"""Plots: positions and numbers of what is drawn, compared with ndpool's results.
 
-Every patch and text has a gid such as ``window 0,1``; the tests read them back from the figure.
+Every patch and text has a gid such as ``window 0,1``; the tests read them from the figure.
 """
 
 import json
@@ -32,7 +32,7 @@ SLIDING = [
 
 
 def artists(figure, what):
-    """The patches, or texts, of one kind: a list for every position."""
+    """The patches or texts of one kind, as a list per position."""
     found = defaultdict(list)
     ax = figure.axes[0]
     for artist in [*ax.patches, *ax.texts]:
@@ -51,7 +51,7 @@ def output_texts(figure):
 
 
 def cell_at(figure, x, y):
-    """The input position whose cell holds a point of the picture, or None."""
+    """The input position whose cell contains a point of the picture, or None."""
     for kind in ("cell", "padding", "beyond"):
         for at, (patch,) in artists(figure, kind).items():
             left, top = patch.get_xy()
@@ -61,7 +61,7 @@ def cell_at(figure, x, y):
 
 
 def spans(sizes, options):
-    """The windows along every axis, from the public function; strings are for all axes."""
+    """The windows along every axis, from the public function."""
     return [ndpool.windows(size, **options) for size in sizes]
 
 
@@ -70,7 +70,7 @@ def random(shape, seed=0):
 
 
 @pytest.mark.parametrize("options", SLIDING, ids=str)
-def test_two_axes_show_every_window_where_it_is(options):
+def test_two_axes_outline_every_window_at_its_position(options):
     x = random((5, 6))
     figure = plot.windows(x, **options, indices=True)
     y, i = ndpool.pool(
@@ -116,10 +116,10 @@ def test_one_axis_shows_every_window_as_a_bar(options):
     assert output_texts(figure) == [f"{value:.3g}" for value in y]
     for o, window in enumerate(windows):
         taps = [cell_at(figure, tap.get_x() + 0.1, 0.5) for tap in artists(figure, "tap cell")[o,]]
-        assert taps == [((place,), "cell") for place in window]
+        assert taps == [((i,), "cell") for i in window]
         hidden = len(artists(figure, "tap padding")[o,]) + len(artists(figure, "tap beyond")[o,])
         assert hidden == options["kernel_size"] - len(window)
-        (winner,) = artists(figure, "winner")[o,]
+        (winner,) = artists(figure, "winner")[(o,)]
         assert cell_at(figure, winner.get_x() + 0.1, 0.5) == ((i[o],), "cell")
 
 
@@ -136,7 +136,7 @@ def test_adaptive_windows(size, out):
     assert not artists(figure, "padding")
 
 
-def test_adaptive_windows_of_two_axes_keep_a_size_that_is_none():
+def test_adaptive_output_size_none_keeps_the_axis():
     figure = plot.windows((5, 4), output_size=(2, None))
     assert set(artists(figure, "window")) == set(np.ndindex(2, 4))
 
@@ -155,7 +155,7 @@ def test_divisors_are_those_of_the_average(include):
 def test_padding_and_cells_beyond_it():
     figure = plot.windows((4, 5), 2, 2, padding=[(1, 0), (0, 2)], ceil_mode=True)
     assert len(artists(figure, "cell")) == 20
-    # The last window of the rows holds rows 3 and 4; the last one of the columns ends in the padding.
+    # The last window along the rows contains rows 3 and 4; along the columns it ends in the padding.
     assert set(artists(figure, "beyond")) == {(4, column) for column in range(7)}
     above = {(-1, column) for column in range(7)}
     assert set(artists(figure, "padding")) == above | {(row, column) for row in range(4) for column in (5, 6)}
@@ -174,7 +174,7 @@ def test_sizes_alone_show_no_numbers():
 
 
 @pytest.mark.parametrize(("x", "outputs", "drawn"), [((4, 4), [(0, 1), (1, 1)], 2), (8, [0, 3], 2)])
-def test_only_the_outputs_asked_for(x, outputs, drawn):
+def test_only_the_selected_outputs_are_drawn(x, outputs, drawn):
     figure = plot.windows(x, 2, outputs=outputs)
     kind = "window" if isinstance(x, tuple) else "output"
     wanted = {o if isinstance(o, tuple) else (o,) for o in outputs}
@@ -192,14 +192,24 @@ def test_numbers_of_any_dtype(dtype):
     ("arguments", "options", "error", "words"),
     [
         ((np.zeros((2, 3, 4)), 2), {}, ValueError, "one or two axes; got shape (2, 3, 4)"),
-        ((8,), {}, ValueError, "kernel_size or output_size must be given"),
-        ((8, 2), {"output_size": 2}, ValueError, "and not both"),
-        ((8,), {"output_size": 2, "stride": 2}, ValueError, "are for sliding windows"),
+        ((8,), {}, ValueError, "exactly one of kernel_size and output_size must be given"),
+        ((8, 2), {"output_size": 2}, ValueError, "got kernel_size=2, output_size=2"),
+        (
+            (8,),
+            {"output_size": 2, "stride": 2},
+            ValueError,
+            "must not be given with output_size; got stride=2",
+        ),
         ((8, 2), {"reduce": "median"}, ValueError, "reduce must be one of max, min"),
-        ((224, 2), {}, ValueError, "an axis of 224 cells cannot be drawn (limit 40, padding included)"),
-        ((30, 9), {"stride": 9, "padding": 8}, ValueError, "an axis of 46 cells"),
-        ((8,), {"output_size": 10**6}, ValueError, "an axis of 1000000 cells"),
-        (((20, 20), 2), {}, ValueError, "100 windows cannot be told apart; name some in outputs (limit 64)"),
+        ((224, 2), {}, ValueError, "an axis is too long to draw; got 224 cells with padding (limit 40)"),
+        ((30, 9), {"stride": 9, "padding": 8}, ValueError, "got 46 cells"),
+        ((8,), {"output_size": 10**6}, ValueError, "got 1000000 cells"),
+        (
+            ((20, 20), 2),
+            {},
+            ValueError,
+            "too many windows, select some by outputs; got 100 (limit 64)",
+        ),
         (
             ((4, 4), 2),
             {"outputs": [(0, 2)]},
@@ -217,14 +227,14 @@ def test_numbers_of_any_dtype(dtype):
         ((8, 2.5), {}, TypeError, "kernel_size must be an integer"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(arguments, options, error, words):
+def test_bad_arguments_raise(arguments, options, error, words):
     with pytest.raises(error) as caught:
         plot.windows(*arguments, **options)
     assert words in str(caught.value)
     assert str(caught.value).startswith("plot.windows: ")
 
 
-def test_draws_on_axes_that_are_given():
+def test_draws_on_the_given_axes():
     figure = Figure()
     left, right = figure.subplots(1, 2)
     assert plot.windows(6, 2, ax=right) is figure
@@ -232,7 +242,7 @@ def test_draws_on_axes_that_are_given():
     assert not left.patches
 
 
-def test_dark_pictures_have_a_dark_page():
+def test_dark_pictures_have_a_dark_background():
     light, dark = (sum(plot.windows(6, 2, dark=dark).get_facecolor()[:3]) / 3 for dark in (False, True))
     assert light > 0.9
     assert dark < 0.2
@@ -261,7 +271,7 @@ def test_imported_late_and_without_pyplot():
     assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_says_what_is_missing():
+def test_missing_matplotlib_is_reported():
     result = run("import sys; sys.modules['matplotlib'] = None; import ndpool; ndpool.plot")
     assert (
         result.stderr.splitlines()[-1]
@@ -295,7 +305,7 @@ def test_benchmark_draws_the_means_of_the_report(threads):
 
 
 def cuda_results():
-    """Two classes on a device, one without a time of torch.compile."""
+    """Two classes on a device, one without a time for torch.compile."""
     common = {"network": "large", "dtype": "float32", "moved": 8, "floor": 1e-3, "notes": {}, "error": None}
     times = {"ndpool": {"median": 1.25e-3}, "PyTorch": {"median": 4e-3}}
     compiled = times | {"torch.compile": {"median": 2e-3}}
@@ -325,12 +335,12 @@ def test_benchmark_of_a_device_draws_shares():
     assert "a GPU" in ax.get_title(loc="left")
 
 
-def test_benchmark_refuses_what_it_cannot_draw():
+def test_benchmark_rejects_bad_arguments():
     with pytest.raises(ValueError, match="results must come from 'ndpool bench --json'; got 'other'"):
         plot.benchmark({"format": "other"})
     with pytest.raises(ValueError, match="results must come from 'ndpool bench --json'; got 'list'"):
         plot.benchmark([])
-    with pytest.raises(ValueError, match=r"got threads=7 \(there is 1, 2\)"):
+    with pytest.raises(ValueError, match="threads must be one of 1, 2; got threads=7"):
         plot.benchmark(RESULTS, threads=7)
-    with pytest.raises(ValueError, match="threads are for results of a CPU; got threads=2"):
+    with pytest.raises(ValueError, match="threads must be None for results of a GPU; got threads=2"):
         plot.benchmark(cuda_results(), threads=2)

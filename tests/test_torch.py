@@ -1,7 +1,7 @@
-"""PyTorch tensors on the CPU: PyTorch's answers, layouts and derivatives, and every transform of them.
+"""PyTorch tensors on the CPU: values, layouts, derivatives and function transforms.
 
-Values and gradients of drawn calls are compared with PyTorch's own, where PyTorch is right; derivatives of
-any order with finite differences. What compilers do stands in test_torch_compile.py.
+Values and gradients of random calls are compared with PyTorch's where PyTorch is right; derivatives of any
+order are compared with finite differences. Compilers are tested in test_torch_compile.py.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import ndpool.torch  # noqa: E402
+from ndpool._native import core  # noqa: E402
 from test_oracle import spoiled  # noqa: E402
 
-# The first forward-mode derivative of a process makes PyTorch import something that it has deprecated, and
-# PyTorch 2.6's gradcheck calls something of the kind.
+# The first forward-mode derivative of a process makes PyTorch import a deprecated module of its own, and
+# PyTorch 2.6's gradcheck calls a deprecated function.
 DEPRECATED = ("ignore:`torch.jit:DeprecationWarning", "ignore:Please use `torch.vmap`:FutureWarning")
 pytestmark = [
     pytest.mark.torch,
@@ -40,30 +41,22 @@ pytestmark = [
     pytest.mark.usefixtures("poisoned"),
 ]
 F = torch.nn.functional
-DRAWS = 1000  # per function, that PyTorch answers: 20,000 in all
+DRAWS = 1000  # per function, compared with PyTorch: 20,000 in all
 GRADIENTS = 300  # per function: 6,000 in all
 # Where PyTorch gives contiguous results for channels-last inputs and ndpool keeps the format.
 KEEPS = ("avg_pool3d", "lp_pool", "adaptive_max_pool3d", "adaptive_avg_pool3d", "max_unpool", "fractional")
 
 
-def run(case, x):
-    """The results of ndpool on a tensor, other arrays of the call converted."""
-    args = [cases.to_torch(a) if isinstance(a, np.ndarray) else a for a in case.args]
-    kwargs = {k: cases.to_torch(a) if isinstance(a, np.ndarray) else a for k, a in case.kwargs.items()}
-    result = getattr(ndpool, case.name)(x, *args, **kwargs)
-    return result if isinstance(result, tuple) else (result,)
-
-
 def seeded(*shape, dtype=torch.float64, distinct=True):
-    """Values apart enough for finite differences."""
+    """Values far enough apart for finite differences."""
     g = torch.Generator().manual_seed(prod(shape))
     if not distinct:
         return torch.rand(shape, generator=g, dtype=dtype)
     return (torch.randperm(prod(shape), generator=g).to(dtype) / prod(shape) + 0.5).reshape(shape)
 
 
-def formats(name, case):
-    """Whether the layout of a result is PyTorch's."""
+def has_pytorchs_layout(name, case):
+    """Whether the result must have the same strides as PyTorch's."""
     if case.layout not in ("contiguous", "channels_last") or name.startswith(KEEPS):
         return False
     return not (name == "max_pool1d" and not case.named["return_indices"])
@@ -78,14 +71,14 @@ def test_equal_to_pytorch(name):
         case = cases.draw(rng, name)
         x = cases.to_torch(case.array())
         before = x.clone()
-        got = run(case, x)
+        got = case.call_tensor(ndpool, x)
         bad = spoiled(case)
-        theirs = () if bad else case._run_torch(x)
+        theirs = () if bad else case.call_tensor(F, x)
         wanted = case.call_oracle() if bad else tuple(map(cases.from_torch, theirs))
         cases.assert_same(tuple(map(cases.from_torch, got)), wanted, case)
         assert cases.same_bits(cases.from_torch(x), cases.from_torch(before)).all()
         judged += not bad
-        if not bad and formats(name, case) and got[0].numel():
+        if not bad and has_pytorchs_layout(name, case) and got[0].numel():
             laid_out += 1
             assert [t.stride() for t in got] == [t.stride() for t in theirs], str(case)
     assert laid_out > DRAWS / 20 or name.startswith(KEEPS)
@@ -93,36 +86,38 @@ def test_equal_to_pytorch(name):
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_every_dtype(name):
-    """bool, every integer and every float, also where PyTorch has none (pytorch#33086, pytorch#107412)."""
+    """bool, all integers and floats, including dtypes PyTorch lacks (pytorch#33086, pytorch#107412)."""
     rng = np.random.default_rng(3000 + cases.NAMES.index(name))
     for _ in range(DRAWS // 9):
         case = cases.draw(rng, name, beyond=True)
         x = cases.to_torch(case.array())
         if x.dtype is torch.bool and "avg" in name:
             with pytest.raises(TypeError, match=f"{name}: the average of dtype=bool"):
-                run(case, x)
+                case.call_tensor(ndpool, x)
         else:
-            cases.assert_same(tuple(map(cases.from_torch, run(case, x))), case.call_oracle(), case)
+            cases.assert_same(
+                tuple(map(cases.from_torch, case.call_tensor(ndpool, x))), case.call_oracle(), case
+            )
 
 
 @pytest.mark.parametrize("name", cases.NAMES)
 def test_gradients_equal_pytorch(name):
-    """Gradients of drawn calls in any float and layout, the first maximum's on ties (tensorflow#51682)."""
+    """Random calls in any float dtype and layout; on ties the first maximum wins (tensorflow#51682)."""
     rng = np.random.default_rng(4000 + cases.NAMES.index(name))
     judged = 0
     while judged < GRADIENTS:
         case = cases.draw(rng, name)
         if case.family == "lp_pool":  # away from the poles
-            case = replace(in_float64(case), values=rng.uniform(0.5, 3, case.values.shape))
+            case = replace(case.in_float64(), values=rng.uniform(0.5, 3, case.values.shape))
         elif cases.chance(rng, 0.5) or not oracle.is_float(case.values.dtype):
-            case = in_float64(case)
+            case = case.in_float64()
         if spoiled(case, gradient=True):
             continue
         judged += 1
         x = cases.to_torch(case.array()).requires_grad_()
-        y, *rest = run(case, x)
+        y, *rest = case.call_tensor(ndpool, x)
         assert not any(r.requires_grad for r in rest)
-        # Small whole numbers: as many as meet add up exactly in every type.
+        # Small integers, whose sums are exact in every dtype.
         grad = rng.integers(-2, 3, y.shape).astype(case.values.dtype)
         grad = cases.LAYOUTS[cases.pick(rng, ["contiguous", "channels_last", "transposed"])](grad, case.n)
         wanted = case.torch_gradient(grad)
@@ -132,21 +127,9 @@ def test_gradients_equal_pytorch(name):
         if "max" in name:
             assert np.array_equal(got, wanted), str(case)
             continue
-        magnitude = in_float64(case).torch_gradient(np.abs(grad.astype(np.float64)))
+        magnitude = case.in_float64().torch_gradient(np.abs(grad.astype(np.float64)))
         slack = 70 * epsilon(got.dtype) * np.abs(magnitude)  # PyTorch rounds after each of up to 64 additions
         assert (np.abs(got.astype(np.float64) - wanted.astype(np.float64)) <= slack).all(), str(case)
-
-
-def in_float64(case):
-    """The same call of float64 arrays."""
-
-    def real(a):
-        return a.astype(np.float64) if isinstance(a, np.ndarray) and oracle.is_float(a.dtype) else a
-
-    kwargs = {key: real(a) for key, a in case.kwargs.items()}
-    return replace(
-        case, values=case.values.astype(np.float64), args=tuple(map(real, case.args)), kwargs=kwargs
-    )
 
 
 def samples(x, n):
@@ -154,7 +137,7 @@ def samples(x, n):
     return seeded(*lead, n) - 0.5
 
 
-# name -> shape of the pooled axes and the arguments; overlapping, padded, ceil mode, indices left out
+# (name, shape of the pooled axes, args, kwargs): overlapping, padded, ceil mode; without indices
 def differentiable():
     size = {1: (7,), 2: (5, 4), 3: (4, 3, 4)}
     for n in (1, 2, 3):
@@ -214,10 +197,9 @@ def test_unpooling_derivatives(n):
 
 @pytest.mark.parametrize(("name", "spatial", "args", "kwargs"), DIFFERENTIABLE, ids=IDS)
 def test_transforms(name, spatial, args, kwargs):
-    """pytorch#112853, functorch#1019: vmap has a rule, and vmap(jvp(vjp)) is right for odd strides."""
-    batches = seeded(3, 2, 2, *spatial).movedim(
-        0, -1
-    )  # the mapped axis is the innermost: nothing is contiguous
+    """pytorch#112853, functorch#1019: vmap has a rule, and vmap(jvp(vjp)) is right for any strides."""
+    # The mapped axis is the innermost, so that no slice is contiguous.
+    batches = seeded(3, 2, 2, *spatial).movedim(0, -1)
     x, t = batches[..., 0], batches[..., 1]
     pool = function(name, args, kwargs, x)
 
@@ -271,7 +253,7 @@ NESTED = [
 
 @pytest.mark.parametrize(("name", "args"), NESTED)
 def test_second_derivatives_of_any_two_modes(name, args):
-    """Nested forward mode too, of a nonlinear function of what is pooled."""
+    """All combinations of modes, for a nonlinear function of a pool of a nonlinear function."""
     x = seeded(2, *{1: (6,), 2: (4, 5), 3: (2, 4, 3)}[int(name[-2])])
 
     def scalar(pool):
@@ -291,7 +273,7 @@ def test_second_derivatives_of_any_two_modes(name, args):
 
 
 def test_third_derivatives_in_forward_mode():
-    """Of norms, which are nonlinear themselves; PyTorch's are right, where no window is zero."""
+    """Of Lp pooling, which is itself nonlinear; PyTorch's are right unless a window is zero."""
     x = seeded(1, 6)
     third = [
         jacfwd(jacfwd(jacfwd(lambda x, pool=pool: pool(x, 3, 2).sum())))(x)
@@ -304,7 +286,7 @@ def test_third_derivatives_in_forward_mode():
 @pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum", "lp"])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_general_functions_twice_in_forward_mode(reduce, adaptive):
-    """Against finite differences of first derivatives, where PyTorch has no such function."""
+    """Compared with finite differences of first derivatives; PyTorch has no equivalent function."""
     x, t = seeded(4, 5), seeded(4, 5) - 1
 
     def scalar(x):
@@ -340,7 +322,7 @@ SECOND += [("fractional_max_pool2d", (2, 2), {}), ("max_pool2d", (17, 1, 8), {})
 @pytest.mark.parametrize("own", [True, False], ids=["leaf", "computed"])
 @pytest.mark.parametrize(("name", "args", "kwargs"), SECOND)
 def test_second_derivative_is_zero_and_not_missing(name, args, kwargs, own, large):
-    """A gradient depends on the input, as PyTorch's does, so that it can be differentiated as any other."""
+    """As in PyTorch, the gradient depends on the input and can be differentiated again."""
     size = {1: (20,), 2: (10, 10), 3: (4, 4, 4)}[int(name[-2])]
     found = []
     for module in (F, ndpool):
@@ -352,7 +334,7 @@ def test_second_derivative_is_zero_and_not_missing(name, args, kwargs, own, larg
         y = y[0] if isinstance(y, tuple) else y
         (g,) = torch.autograd.grad(y.sum(), start, create_graph=True)
         assert g.requires_grad
-        for source in (start, middle):  # whoever asks: what was pooled is gone, its graph is not
+        for source in (start, middle):  # the pooled view is gone, its graph is not
             (second,) = torch.autograd.grad(g.sum(), source, retain_graph=True)
             found.append(second)
         g.sum().backward()
@@ -371,8 +353,8 @@ def test_strict_hessian(name):
         assert not got.any()
 
 
-def test_links_keep_no_memory():
-    """What makes second derivatives zero keeps neither a large input nor its own graph alive."""
+def test_second_derivatives_keep_no_memory():
+    """The link that makes second derivatives zero does not keep the input's memory alive."""
     x = (torch.rand(8, 16, 32, 32, requires_grad=True) * 2).contiguous()
     memory = StorageWeakRef(x.untyped_storage())
     y = ndpool.avg_pool2d(x, 2)
@@ -385,7 +367,7 @@ def test_links_keep_no_memory():
 
 
 def test_forward_mode_duals():
-    """Dual tensors without torch.func, also where the tangent is a zero without memory."""
+    """Dual tensors without torch.func, including tangents that are zero tensors without memory."""
     x, t = seeded(1, 2, 6, 6), seeded(1, 2, 6, 6) * 2
     for pool in (ndpool.max_pool2d, ndpool.avg_pool2d):
         with forward_ad.dual_level():
@@ -399,7 +381,7 @@ def test_forward_mode_duals():
 
 @pytest.mark.parametrize("name", [name for name in cases.NAMES if "unpool" not in name])
 def test_empty_batch(name):
-    """pytorch#64306: an empty batch goes forward, backward and twice backward."""
+    """pytorch#64306: forward, backward and double backward of an empty batch."""
     n = int(name[-2])
     args = (2, 2) if "lp" in name or "fractional" in name else (2,)
     x = torch.zeros(0, 3, *[6] * n, dtype=torch.float64, requires_grad=True)
@@ -413,7 +395,7 @@ def test_empty_batch(name):
 @pytest.mark.parametrize("n", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["max", "avg"])
 def test_empty_output_has_zero_gradient(kind, n):
-    """pytorch#78868: what gives nothing gets a gradient of zeros."""
+    """pytorch#78868: an empty output gives a gradient of zeros."""
     x = torch.ones(2, 3, *[4] * n, requires_grad=True)
     y = getattr(ndpool, f"adaptive_{kind}_pool{n}d")(x, 0)
     y.sum().backward()
@@ -421,8 +403,8 @@ def test_empty_output_has_zero_gradient(kind, n):
     assert x.grad.shape == x.shape
 
 
-def test_empty_window_sends_no_gradient():
-    """A hole that dilation leaves is -inf and moves nothing (pytorch#114216)."""
+def test_empty_window_has_no_gradient():
+    """A dilated window without an input element gives -inf and no gradient (pytorch#114216)."""
     x = torch.ones(1, 3, 3, dtype=torch.float64, requires_grad=True)
     y = ndpool.max_pool2d(x, (1, 2), stride=(3, 1), padding=(0, 1), dilation=(1, 4))
     assert (y == -inf).all()
@@ -436,7 +418,7 @@ def test_empty_window_sends_no_gradient():
 
 @pytest.mark.parametrize("norm", [1, 2, 3, 2.5, 4])
 def test_lp_gradient_of_zero_window(norm):
-    """pytorch#6765: a window of zeros has no gradient, of any order, and others have PyTorch's."""
+    """pytorch#6765: a window of zeros has a zero gradient of any order; others have PyTorch's."""
     x = torch.tensor([[[0.0, 0, 0, 2, 3, 1]]], dtype=torch.float64, requires_grad=True)
     weights = torch.tensor([1.0, 2, 3], dtype=torch.float64)
     theirs = torch.autograd.grad((F.lp_pool1d(x, norm, 2) * weights).sum(), x)[0]
@@ -446,8 +428,8 @@ def test_lp_gradient_of_zero_window(norm):
     assert torch.autograd.grad((got**2).sum(), x)[0].isfinite().all()
 
 
-def test_indices_leave_the_gradient_alone():
-    """torchax#32: with and without return_indices, the same bits."""
+def test_indices_do_not_change_the_gradient():
+    """torchax#32: bitwise identical with and without return_indices."""
     x = seeded(2, 3, 9, 9, dtype=torch.float32)
     grads = []
     for indices in (False, True):
@@ -460,7 +442,7 @@ def test_indices_leave_the_gradient_alone():
 
 @pytest.mark.parametrize("taps", [127, 128, 255, 256, 257, 300])
 def test_wide_windows(taps):
-    """pytorch#131659: offsets around a byte's limits lead gradients where PyTorch's go."""
+    """pytorch#131659: offsets around the limits of a byte give PyTorch's gradients."""
     x = seeded(2, 2, 700).requires_grad_()
     ours = ndpool.max_pool1d(x, taps, 7, taps // 2)
     theirs = F.max_pool1d(x, taps, 7, taps // 2)
@@ -471,7 +453,7 @@ def test_wide_windows(taps):
 
 
 def test_cropped_windows():
-    """A window far wider than its input keeps its gradient and its tangent."""
+    """Windows much wider than the input have correct gradients and tangents."""
     x = seeded(2, 3, 6, 5).requires_grad_()
 
     def pool(x):
@@ -496,7 +478,7 @@ def saved_bytes(call):
 
 @pytest.mark.parametrize("args", [(2,), (3, 2, 1)])
 def test_saved_memory(args):
-    """pytorch#85485, pytorch#103785: a byte per output is saved, not the input; averages save nothing."""
+    """pytorch#85485, pytorch#103785: max pooling saves one byte per output, average pooling nothing."""
     x = torch.rand(2, 8, 32, 32, requires_grad=True)
     ours, theirs = (saved_bytes(lambda f=f: f(x, *args)) for f in (ndpool.max_pool2d, F.max_pool2d))
     assert 0 < ours <= theirs / 8
@@ -520,7 +502,7 @@ DETERMINISTIC = [
 
 @pytest.mark.parametrize(("name", "n", "args"), DETERMINISTIC)
 def test_deterministic(name, n, args):
-    """pytorch#50198, #131972, #59783, #110698, #84860: the same bits on every run and any thread count."""
+    """pytorch#50198, #131972, #59783, #110698, #84860: bitwise reproducible for any thread count."""
     x = torch.rand(4, 16, *{1: (999,), 2: (61, 53), 3: (19, 18, 17)}[n])
     results = []
     threads = ndpool.get_num_threads()
@@ -543,7 +525,7 @@ def test_deterministic(name, n, args):
 
 
 def test_unpooling_repeated_indices():
-    """pytorch#78249: of repeated indices the last stays, on every run."""
+    """pytorch#78249: with repeated indices the last value wins, in every run."""
     values = torch.rand(2, 3, 40, 40)
     indices = torch.randint(0, 50, values.shape)
     wanted = torch.from_numpy(oracle.max_unpool(values.numpy(), indices.numpy(), (80, 80)))
@@ -555,8 +537,8 @@ def test_unpooling_repeated_indices():
         torch.use_deterministic_algorithms(False)
 
 
-def test_halves_accumulate_wide():
-    """cubek#639: gradients of halves that meet are added in float32."""
+def test_half_gradients_accumulate_in_float32():
+    """cubek#639: gradients in half precision are accumulated in float32."""
     for dtype in (torch.float16, torch.bfloat16):
         x = torch.zeros(1, 1, 1, dtype=dtype, requires_grad=True)
         ndpool.adaptive_avg_pool2d(x, 64).sum().backward()
@@ -564,7 +546,7 @@ def test_halves_accumulate_wide():
 
 
 def test_autocast():
-    """Poolings keep the dtype of their input under autocast, forward and backward."""
+    """Under autocast, pooling keeps the dtype of its input, forward and backward."""
     x = torch.rand(2, 3, 8, 8, 8, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half = x.to(torch.bfloat16)
@@ -580,7 +562,7 @@ def test_autocast():
 
 
 def test_checkpoint_hooks_retain_and_anomalies():
-    """What training loops wrap around a pooling: pytorch#111466."""
+    """pytorch#111466: checkpointing, hooks, retained graphs and anomaly detection."""
     from torch.utils.checkpoint import checkpoint
 
     x = seeded(2, 3, 8, 8).requires_grad_()
@@ -614,8 +596,8 @@ def test_modes_without_gradients():
     assert not ndpool.max_pool2d(torch.arange(16).reshape(1, 4, 4), 2).requires_grad
 
 
-def test_odd_memory():
-    """Negated views, misaligned memory and expanded tensors are read as their values."""
+def test_unusual_memory():
+    """Negated views, misaligned memory and expanded tensors."""
     z = torch.randn(1, 2, 6, 6, dtype=torch.complex64)
     negated = z.conj().imag
     assert negated.is_neg()
@@ -630,10 +612,11 @@ def test_odd_memory():
     assert wide.grad.sum() == 3 * 5 * 9
 
 
+@pytest.mark.usefixtures("restore_settings")
 @pytest.mark.parametrize("leaf", [False, True])
 @pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
-def test_calls_that_come_again(make, leaf):
-    """A call that is remembered is the same call: of the same types, layout and instruction set."""
+def test_cached_calls(make, leaf):
+    """A cached call is reused only for the same types, layout and instruction set."""
     if make is np.asarray and leaf:
         pytest.skip("arrays have no gradients")
 
@@ -668,28 +651,24 @@ def test_calls_that_come_again(make, leaf):
                 pool(data, *wrong)
     raw = np.zeros(4 * data.size + 1, np.uint8)[1:].view(np.float32).reshape(data.shape)
     raw[...] = data
-    assert torch.equal(pool(raw, 2), pool(data, 2))  # as the aligned one, which is remembered
-    for size in range(2, 1200):  # more than are remembered
+    assert torch.equal(pool(raw, 2), pool(data, 2))  # the aligned call is cached
+    for size in range(2, 1200):  # more than the cache keeps
         assert pool(np.arange(size, dtype=np.float32)[None], 2, name="max_pool1d")[0, -1] == size // 2 * 2 - 1
     assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
-    isa = ndpool._core.isa()
-    try:
-        for name in ndpool._core.isa_names():
-            ndpool._core.set_isa(name)
-            assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
-    finally:
-        ndpool._core.set_isa(isa)
+    for name in core.isa_names():
+        core.set_isa(name)
+        assert torch.equal(pool(data, 2), F.max_pool2d(torch.from_numpy(data), 2))
 
 
-def test_tensors_that_look_alike():
-    """Of one shape and dtype, but not plain memory: none takes another's remembered way."""
+def test_cached_calls_are_for_plain_memory_only():
+    """Special tensors of the same shape and dtype do not use the cached call of a plain tensor."""
     x = torch.rand(1, 3, 8, 8)
     wanted = ndpool.max_pool2d(x, 2)
     assert torch.equal(ndpool.max_pool2d(torch._neg_view(x), 2), F.max_pool2d(-x, 2))
     assert not ndpool.max_pool2d(torch._efficientzerotensor(x.shape), 2).any()
     assert ndpool.max_pool2d(x.to("meta"), 2).is_meta
     for other in (x.to_sparse(), x.to_mkldnn()):
-        with pytest.raises(TypeError, match="max_pool2d: input has no pooling for dtype"):
+        with pytest.raises(TypeError, match=r"max_pool2d: input must (be a strided|have a supported)"):
             ndpool.max_pool2d(other, 2)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, torch.ones_like(x))
@@ -705,7 +684,7 @@ def test_tensors_that_look_alike():
 @pytest.mark.parametrize(
     "family", ["max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "max_unpool"]
 )
-def test_channels_last_stays(family, n):
+def test_channels_last_is_kept(family, n):
     """pytorch#61544: channels-last in, channels-last out, gradient included, in 2-D and 3-D."""
     form = torch.channels_last if n == 2 else torch.channels_last_3d
     x = torch.rand(2, 3, *[6] * n).to(memory_format=form).requires_grad_()
@@ -718,7 +697,7 @@ def test_channels_last_stays(family, n):
     assert g.is_contiguous(memory_format=form) or family == "max_unpool"
 
 
-LAYOUTS = [  # axes from the outermost to the innermost in memory; channels-last ones are PyTorch's formats
+LAYOUTS = [  # (n, axes from outermost to innermost in memory); channels-last are PyTorch's memory formats
     (1, (0, 1, 2)),
     (1, (0, 2, 1)),
     (1, (1, 0)),
@@ -742,13 +721,13 @@ LAYOUTS = [  # axes from the outermost to the innermost in memory; channels-last
     "family", ["max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool"]
 )
 def test_layouts_are_pytorchs(family, n, order, traced, cut):
-    """Strides of values and indices, batched or not; volumes keep channels-last in all functions."""
+    """Strides of values and indices, batched or not; all 3-D functions keep channels-last."""
     shape = ((2, 3) if len(order) == n + 2 else (3,)) + (8, 6, 4)[:n]
     memory = torch.rand([shape[a] for a in order])
     x = memory.permute([order.index(a) for a in range(len(order))])
     x = x[..., :-1] if cut and n == 2 else x
     unbatched_volume = n == 3 and len(order) == 4
-    keeps = "max_pool3d"  # of PyTorch's functions of volumes the one that keeps the format
+    keeps = "max_pool3d"  # the only 3-D function of PyTorch that keeps the memory format
     results = []
     for module in (F, ndpool):
         name = keeps if module is F and n == 3 else f"{family}{n}d"
@@ -756,13 +735,13 @@ def test_layouts_are_pytorchs(family, n, order, traced, cut):
         kwargs = {"return_indices": True} if "max" in name and "max" in family else {}
         leaf = x.detach().requires_grad_()
         if module is F and unbatched_volume and order == (0, 2, 3, 1):
-            # PyTorch takes no volume that looks like channels-last images.
+            # PyTorch rejects unbatched volumes with the strides of channels-last images.
             with pytest.raises(RuntimeError, match="memory format"):
                 getattr(module, name)(leaf, *args, **kwargs)
             y = torch.empty([3, *(side // 2 for side in shape[1:])])
             y = (y, y) if kwargs else y
         else:
-            with Untouched() if traced and module is ndpool else contextlib.nullcontext():
+            with PassThrough() if traced and module is ndpool else contextlib.nullcontext():
                 y = getattr(module, name)(leaf, *args, **kwargs)
         results.append([t.stride() for t in (y if kwargs else (y,))])
     if "adaptive" in family and n == 3:  # of other sizes
@@ -773,7 +752,7 @@ def test_layouts_are_pytorchs(family, n, order, traced, cut):
 
 
 def test_out_and_dtype():
-    """Results in the caller's memory and type, as on NumPy."""
+    """`out` and `dtype`, as for NumPy arrays."""
     x = torch.arange(32, dtype=torch.int32).reshape(2, 4, 4)
     wanted = ndpool.avg_pool2d(x.numpy(), 2, dtype="float64")
     got = ndpool.avg_pool2d(x, 2, dtype=torch.float64)
@@ -791,7 +770,7 @@ def test_out_and_dtype():
     out, strided = torch.zeros(2, 2, 2), torch.zeros(2, 4, 2)
     version = out._version
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.Tensor, "copy_", None)  # written where it is to be, not copied there
+        patch.setattr(torch.Tensor, "copy_", None)  # results must be written directly, not copied
         for target in (out, strided[:, ::2], strided.mT[:, :, 1::2].mT):
             ndpool.max_pool2d(x.float(), 2, out=target)
             assert torch.equal(target, F.max_pool2d(x.float(), 2))
@@ -805,7 +784,7 @@ def test_out_and_dtype():
         ndpool.max_pool2d(x.float(), 2, out=target)
     memory = np.random.default_rng(0).random(40).astype(np.float32)
     shared, target = torch.from_numpy(memory[:32]).view(2, 4, 4), torch.from_numpy(memory[4:12]).view(2, 2, 2)
-    want = F.max_pool2d(shared, 2)  # of memory that both have, as two tensors
+    want = F.max_pool2d(shared, 2)  # two tensors over the same memory
     assert torch.equal(ndpool.max_pool2d(shared, 2, out=target), want)
     inside = torch.rand(2, 4, 4)
     copy = inside.clone()
@@ -821,7 +800,7 @@ def test_out_and_dtype():
 
 
 def test_general_functions():
-    """Any axes, any reduction, and back."""
+    """Any axes and reduction, and unpooling."""
     x = torch.rand(3, 6, 5, 2, dtype=torch.float64)
     for reduce in ("max", "min", "avg", "sum", "lp"):
         for axes in ((1, 2), (2, 0), (3,), (0, 1, 2, 3)):
@@ -845,7 +824,7 @@ AXES = [axes for n in (1, 2, 3, 4) for axes in permutations(range(4), n)]
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("axes", AXES, ids=str)
 def test_axes_in_any_order(axes, traced):
-    """Values, indices, gradients and unpooling equal NumPy's, whatever the order of the pooled axes."""
+    """Values, indices, gradients and unpooling equal NumPy's for any order of the pooled axes."""
     x = seeded(3, 4, 5, 6)
     windows = tuple((2, 3, 2, 1)[a] for a in axes)
     sizes = tuple(x.shape[a] for a in axes)
@@ -857,7 +836,7 @@ def test_axes_in_any_order(axes, traced):
     def tensors(function, *args):
         if not traced:
             return function(*args)
-        with Untouched():
+        with PassThrough():
             return function(*args)
 
     for reduce in ("max", "min", "avg", "sum", "lp"):
@@ -865,7 +844,7 @@ def test_axes_in_any_order(axes, traced):
         leaf = x.clone().requires_grad_()
         y = tensors(pool, leaf, reduce)
         np.testing.assert_array_equal(y.detach().numpy(), wanted)
-        # The gradient is PyTorch's, of the axes in order: moved to the end, one after another.
+        # The expected gradient is that of a pool over the same axes, moved to the end in order.
         order = [a for a in range(4) if a not in axes] + sorted(axes)
         moved = x.permute(order).contiguous().requires_grad_()
         sorted_windows = tuple((2, 3, 2, 1)[a] for a in sorted(axes))
@@ -887,15 +866,15 @@ def test_axes_in_any_order(axes, traced):
     np.testing.assert_array_equal(back, ndpool.unpool(*wanted, sizes, axes=axes))
 
 
-class Untouched(TorchDispatchMode):
-    """A dispatch mode that lets every operator run as it is."""
+class PassThrough(TorchDispatchMode):
+    """A dispatch mode that runs every operator unchanged."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
 
 
 def test_fractional_samples_and_seeds():
-    """pytorch#51622, pytorch#183249: one shape of samples, and calls that can be repeated."""
+    """pytorch#51622, pytorch#183249: the shape of the samples, and reproducible calls."""
     x = torch.rand(2, 3, 20, 20)
     torch.manual_seed(1)
     theirs = F.fractional_max_pool2d(x, 3, 7)
@@ -921,7 +900,7 @@ def test_fractional_samples_and_seeds():
 @pytest.mark.parametrize("batch", [None, 1, 2])
 @pytest.mark.parametrize("surplus", [0, 3])
 def test_fractional_samples_that_pytorch_accepts(n, batch, surplus):
-    """The first axis may be longer than the batch, which is 1 without one; the surplus is ignored."""
+    """The first axis may be longer than the batch (1 if unbatched); extra samples are ignored."""
     x = seeded(*(() if batch is None else (batch,)), 3, *[9] * n)
     samples = torch.rand(
         (batch or 1) + surplus, 3, n, dtype=x.dtype, generator=torch.Generator().manual_seed(1)
@@ -942,8 +921,8 @@ def test_fractional_samples_that_pytorch_accepts(n, batch, surplus):
 
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("batch", [None, 2])
-def test_fractional_samples_that_pytorch_refuses(n, batch):
-    """ValueError and TypeError from ndpool, PyTorch's own error under a patch."""
+def test_fractional_samples_that_pytorch_rejects(n, batch):
+    """ValueError and TypeError from ndpool, PyTorch's error under a patch."""
     x = seeded(*(() if batch is None else (batch,)), 3, *[9] * n)
     lead = batch or 1
     wrong = [torch.rand(shape, dtype=x.dtype) for shape in [(3, n), (lead, 4, n), (lead, 1, n)]]
@@ -968,7 +947,7 @@ def freed(*shape, dtype=torch.float32, left=0):
 
 def freed_view():
     x = torch.rand(2, 3, 8, 8)
-    view = x[1:]  # whose address is not null
+    view = x[1:]  # its address is not null
     x.untyped_storage().resize_(0)
     return view
 
@@ -1020,10 +999,10 @@ def leaf(*shape):
 
 @pytest.mark.parametrize("entry", FREED)
 def test_freed_memory_is_not_touched(entry):
-    """A storage of no bytes, or of too few, under a tensor that has elements."""
-    # The calls of this shape are known before, where they are remembered.
+    """Tensors whose storage was resized to zero or too few bytes."""
+    # Cache the calls of this shape first.
     ndpool.max_pool2d(torch.rand(1, 3, 4, 4), 2), ndpool.avg_pool2d(torch.rand(1, 3, 4, 4), 2)
-    with pytest.raises(ValueError, match=r"a tensor's memory was freed or cut; its storage has \d+ bytes"):
+    with pytest.raises(ValueError, match=r"a tensor's memory was freed or shrunk; its storage has \d+ bytes"):
         FREED[entry]()
 
 
@@ -1043,8 +1022,8 @@ def test_empty_tensors_need_no_memory():
         "ndpool.max_unpool2d(x, torch.zeros_like(x, dtype=torch.int64), 512)",
     ],
 )
-def test_lack_of_memory_is_a_memory_error(call):
-    """As on NumPy, and PyTorch's RuntimeError too; in the name of the function."""
+def test_out_of_memory_is_a_memory_error(call):
+    """MemoryError as for NumPy arrays and also RuntimeError as in PyTorch, naming the function."""
     name = call[7 : call.index("(")]
     run_python(
         "import resource, torch, ndpool\n"
@@ -1063,7 +1042,7 @@ def test_lack_of_memory_is_a_memory_error(call):
 X = torch.rand(1, 2, 6, 6)
 AT = torch.zeros(1, 2, 6, 6, dtype=torch.int64)
 WRONG = [
-    ("max_pool2d", (X.to(torch.complex64), 2), {}, TypeError, "no pooling for dtype=torch.complex64"),
+    ("max_pool2d", (X.to(torch.complex64), 2), {}, TypeError, "supported dtype; got dtype=complex64"),
     ("max_pool2d", (X.to_sparse(), 2), {}, TypeError, "layout=torch.sparse_coo"),
     ("max_pool2d", (X, 2), {"out": X}, ValueError, "out must have shape"),
     ("max_pool2d", (X, 2), {"out": AT[..., :3, :3]}, TypeError, "out must have dtype"),
@@ -1073,7 +1052,7 @@ WRONG = [
     ("max_pool2d", (X.clone().requires_grad_(), 1), {"out": X}, ValueError, "derivative"),
     ("max_pool2d", (X, 1, 1, 0, 1, False, True), {"out": X}, TypeError, "pair"),
     ("max_pool2d", (AT, 1, 1, 0, 1, False, True), {"out": (AT, AT)}, ValueError, "share no memory"),
-    ("avg_pool2d", (X, 2), {"dtype": "float64"}, TypeError, "dtype must be a torch.dtype"),
+    ("avg_pool2d", (X, 2), {"dtype": "float64"}, TypeError, "dtype must be a supported torch.dtype"),
     ("avg_pool2d", (X, 2), {"dtype": torch.int32}, TypeError, "cannot be given"),
     ("max_unpool2d", (X, AT - 1, 1), {}, ValueError, "got index -1"),
     ("max_unpool2d", (X, AT.float(), 1), {}, TypeError, "indices must be integers"),
@@ -1086,25 +1065,26 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "args", "kwargs", "error", "message"), WRONG)
 def test_errors(name, args, kwargs, error, message):
-    """pytorch#132041: one error, before anything is computed."""
+    """pytorch#132041: errors are raised before anything is computed."""
     with pytest.raises(error, match=message):
         getattr(ndpool, name)(*args, **kwargs)
 
 
 @pytest.mark.parametrize("kernel", [0, -1, 9, 2.0, (2, 2, 2), True])
-def test_errors_are_numpys(kernel):
-    """The same words for any kind of array."""
-    told = []
+def test_errors_equal_numpys(kernel):
+    """The same type and message for every framework."""
+    raised = []
     for x in (X, X.numpy()):
         with pytest.raises((ValueError, TypeError)) as caught:
             ndpool.max_pool2d(x, kernel)
-        told.append((caught.type, str(caught.value)))
-    assert told[0] == told[1]
+        raised.append((caught.type, str(caught.value)))
+    assert raised[0] == raised[1]
 
 
 def test_other_devices_go_through_the_cpu(monkeypatch):
-    """A device without kernels is served by the CPU's and told so once; results are back on the device."""
-    from ndpool.frameworks import _torch_kernels as kernels
+    """Tensors on a device without kernels are pooled on the CPU and moved back, with one warning."""
+    from ndpool._call import Call
+    from ndpool.frameworks.torch import kernels
 
     class Elsewhere(torch.Tensor):
         is_cpu, device = False, torch.device("meta")
@@ -1114,20 +1094,20 @@ def test_other_devices_go_through_the_cpu(monkeypatch):
 
     x = seeded(1, 2, 6, 6)
     seen = []
-    monkeypatch.setattr(kernels, "_warned", set())
+    kernels._warn.cache_clear()
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: seen.append(self) or device)
     plan = ndpool.geometry.sliding("max_pool2d", (6, 6), 2, 2, 0, 1, False, strict=True)
-    args = ((2, 3), plan, ndpool.reductions.REDUCTIONS["max"], x.dtype)
+    call = Call("max_pool2d", ndpool.reductions.REDUCTIONS["max"], (2, 3), plan, dtype=x.dtype)
     with pytest.warns(UserWarning, match="no kernels for meta: such tensors are pooled on the CPU"):
-        assert kernels.pool(x.as_subclass(Elsewhere), *args) == torch.device("meta")
+        assert kernels.pool(call, x.as_subclass(Elsewhere)) == torch.device("meta")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        kernels.pool(x.as_subclass(Elsewhere), *args)
+        kernels.pool(call, x.as_subclass(Elsewhere))
     monkeypatch.undo()
     assert len(seen) == 2
     assert all(torch.equal(y, F.max_pool2d(x, 2)) for y in seen)
 
 
-def test_torch_is_not_imported_for_others():
+def test_pooling_an_array_does_not_import_torch():
     code = "import sys, numpy as np, ndpool; ndpool.max_pool2d(np.ones((1, 4, 4)), 2)"
     assert run_python(code + "; print('torch' in sys.modules)").strip() == "False"

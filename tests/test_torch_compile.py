@@ -1,7 +1,7 @@
-"""What PyTorch's compilers see: operators with shape functions, derivatives and rules, and no graph breaks.
+"""PyTorch's compilers: operators with shape functions, derivatives and batching rules, no graph breaks.
 
-Every registered operator passes PyTorch's own check; compiled, exported and fake calls of every function
-agree with eager ones, gradients included, for sizes that are numbers and for sizes that are symbols.
+Every registered operator passes PyTorch's opcheck. Compiled, exported and fake calls of every function agree
+with eager calls, gradients included, for static and dynamic sizes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 import cases
 import ndpool
+from cases import as_tuple
 from helpers import run_python
 
 torch = pytest.importorskip("torch")
@@ -30,7 +31,7 @@ F = torch.nn.functional
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def reset_dynamo():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -69,30 +70,26 @@ def call(name, args, kwargs):
     return pool
 
 
-def values(result):
-    return result if isinstance(result, tuple) else (result,)
-
-
 def assert_equal(got, wanted):
-    for a, b in zip(values(got), values(wanted), strict=True):
+    for a, b in zip(as_tuple(got), as_tuple(wanted), strict=True):
         assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
         torch.testing.assert_close(a, b, rtol=0 if a.dtype is torch.int64 else 1e-6, atol=0)
 
 
 def gradient(pool, x):
     leaf = x.clone().requires_grad_()
-    y = values(pool(leaf))[0]
+    y = as_tuple(pool(leaf))[0]
     (g,) = torch.autograd.grad((y * y).sum(), leaf)
     return g
 
 
-# Sizes as symbols in one to three dimensions, as numbers in two.
+# Dynamic sizes in one to three dimensions, static sizes in two.
 COMPILED = [(*c, True) for c in CALLS] + [(*c, False) for c in CALLS if len(c[1]) == 2]
 
 
 @pytest.mark.parametrize(("name", "spatial", "args", "kwargs", "dynamic"), COMPILED)
 def test_compiled_equals_eager(name, spatial, args, kwargs, dynamic):
-    """pytorch#94775, pytorch#143801: one graph, eager's values, layouts and gradients, any size."""
+    """pytorch#94775, pytorch#143801: one graph with eager's values, layouts and gradients for any size."""
     pool = call(name, args, kwargs)
     compiled = torch.compile(pool, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     x = rand(2, 3, *spatial)
@@ -130,7 +127,7 @@ def test_inductor():
 
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"])
 def test_no_recompilation_per_batch(name):
-    """One graph serves every batch size once it was seen to vary."""
+    """One graph is used for all batch sizes once it has become dynamic."""
     counter = CompileCounter()
     compiled = torch.compile(call(name, (2,), {}), fullgraph=True, backend=counter)
     for batch in (2, 3, 5, 8, 13, 21):
@@ -146,7 +143,7 @@ def test_no_recompilation_per_batch(name):
 
 
 def test_channels_last_compiled():
-    """The memory format passes through a graph, gradient included."""
+    """A compiled graph keeps the memory format, gradient included."""
     x = rand(2, 4, 8, 8).to(memory_format=torch.channels_last)
     for name in ("max_pool2d", "avg_pool2d", "adaptive_max_pool2d"):
         pool = call(name, (2,), {})
@@ -159,7 +156,7 @@ def test_channels_last_compiled():
 
 @pytest.mark.parametrize(("name", "args"), [("max_pool1d", (300, 7, 150)), ("adaptive_max_pool1d", (2,))])
 def test_wide_windows_compiled(name, args):
-    """pytorch#131659: offsets grow with the window, also where its size is a symbol."""
+    """pytorch#131659: wide windows need wider offsets, also for dynamic sizes."""
     pool = call(name, args, {})
     for dynamic in (False, True):
         compiled = torch.compile(pool, fullgraph=True, dynamic=dynamic, backend="aot_eager")
@@ -182,7 +179,7 @@ def test_unpooling_compiled():
 
 
 def test_random_samples_compiled():
-    """pytorch#183249: without samples, compiled and eager draw the same ones from PyTorch's generator."""
+    """pytorch#183249: without samples, compiled and eager calls draw the same from PyTorch's generator."""
     x = rand(2, 3, 12, 12)
 
     def twice(x):
@@ -199,7 +196,7 @@ def test_random_samples_compiled():
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_export(strict):
-    """An exported program runs for other batches, and can be differentiated."""
+    """An exported program accepts other batch sizes and can be differentiated."""
 
     class Net(torch.nn.Module):
         def forward(self, x):
@@ -218,21 +215,21 @@ def test_export(strict):
 
 @pytest.mark.parametrize(("name", "spatial", "args", "kwargs"), CALLS, ids=IDS)
 def test_fake_and_meta_tensors(name, spatial, args, kwargs):
-    """Shapes, dtypes and strides without a value computed."""
+    """Shapes, dtypes and strides without computing values."""
     pool = call(name, args, kwargs)
     x = rand(2, 3, *spatial)
-    wanted = [(y.shape, y.dtype, y.stride()) for y in values(pool(x))]
+    wanted = [(y.shape, y.dtype, y.stride()) for y in as_tuple(pool(x))]
     with FakeTensorMode() as mode:
-        got = values(pool(mode.from_tensor(x)))
+        got = as_tuple(pool(mode.from_tensor(x)))
     assert [(y.shape, y.dtype, y.stride()) for y in got] == wanted
     if "fractional" not in name:
-        meta = values(pool(x.to("meta")))
+        meta = as_tuple(pool(x.to("meta")))
         assert [(y.shape, y.dtype, y.stride()) for y in meta] == wanted
         assert all(y.is_meta for y in meta)
 
 
 def test_fake_tensors_of_other_devices():
-    """Shapes and devices are known without the device."""
+    """Shapes and devices are computed without the device."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(2, 3, 8, 8, device="cuda")
         y, at = ndpool.max_pool2d(x, 2, return_indices=True)
@@ -240,7 +237,7 @@ def test_fake_tensors_of_other_devices():
 
 
 def test_dispatch_modes_see_operators():
-    """A mode that counts operators counts these."""
+    """Dispatch modes see ndpool's operators."""
     seen = []
 
     class Watch(TorchDispatchMode):
@@ -273,8 +270,8 @@ OPERATORS = {
     "pool_offsets": lambda x: (x, [2, 3], "max_pool2d", "max", W),
     "pool_offsets.adaptive": lambda x: (x, [2, 3], "adaptive_max_pool2d", "max", [3, 4]),
     "pool_indices": lambda x: (x.detach(), [2, 3], "max_pool2d", "max", W),
-    "spread": lambda x: (x, [2, 3], "avg_pool2d", "avg", W, [13, 11], 0, False),
-    "spread_picks": lambda x: (
+    "sum_backward": lambda x: (x, [2, 3], "avg_pool2d", "avg", W, [13, 11], 0, False),
+    "max_backward": lambda x: (
         x,
         AT[None, None].expand(x.shape).contiguous(),
         [2, 3],
@@ -311,7 +308,7 @@ AT = torch.full((7, 6), 4, dtype=torch.uint8)
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_opcheck(operator, form):
-    """pytorch#136332: schema, shapes, autograd registration and tracing, by PyTorch's own check."""
+    """pytorch#136332: PyTorch's opcheck of schema, shapes, autograd registration and tracing."""
     op = getattr(torch.ops.ndpool, operator.partition(".")[0]).default
     x = rand(2, 3, 7, 6).to(memory_format=form).requires_grad_()
     torch.library.opcheck(op, OPERATORS[operator](x))
@@ -325,8 +322,8 @@ def test_every_operator_is_checked():
 
 
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "lp_pool2d"])
-def test_operators_under_vmap_and_twice_backward(name):
-    """Batching rules and second derivatives of the operators themselves, as a traced program has them."""
+def test_operators_under_vmap_and_double_backward(name):
+    """Batching rules and second derivatives of the operators themselves, as in a traced program."""
     args = (3.0, 2) if "lp" in name else (2,)
     compiled = torch.compile(call(name, args, {}), fullgraph=True, backend="eager", dynamic=False)
     x = rand(2, 3, 6, 6).double().requires_grad_()
@@ -337,7 +334,7 @@ def test_operators_under_vmap_and_twice_backward(name):
 
 
 def test_errors_while_tracing():
-    """A wrong argument is told when the graph is made."""
+    """A wrong argument raises while tracing."""
     with FakeTensorMode() as mode:
         x = mode.from_tensor(rand(1, 2, 6, 6))
         for call_it, message in [
@@ -352,7 +349,7 @@ def test_errors_while_tracing():
 
 
 def test_first_call_may_be_compiled():
-    """Nothing has to be run eagerly before."""
+    """No eager call is needed before."""
     code = """
 import torch, ndpool
 f = torch.compile(lambda x: ndpool.max_pool2d(x, 2), fullgraph=True, backend="aot_eager")
@@ -362,7 +359,7 @@ print(f(torch.ones(1, 2, 4, 4)).sum().item())
 
 
 def test_jit_trace():
-    """The older tracer records an operator and no constant."""
+    """TorchScript's tracer records an operator, not a constant."""
     x, other = rand(1, 2, 6, 6), rand(1, 2, 6, 6, seed=3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -370,8 +367,8 @@ def test_jit_trace():
     assert torch.equal(traced(other), ndpool.max_pool2d(other, 2))
 
 
-def test_drawn_calls_compiled():
-    """pytorch#100987: drawn calls of every function, sizes as symbols."""
+def test_random_calls_compiled():
+    """pytorch#100987: random calls of every function with dynamic sizes."""
     rng = np.random.default_rng(0)
     with torch._dynamo.config.patch(cache_size_limit=10_000):
         for name in cases.NAMES:
@@ -388,7 +385,9 @@ def test_drawn_calls_compiled():
                     dynamic=True,
                     backend="eager",
                 )
-                cases.assert_same(tuple(map(cases.from_torch, values(compiled(x)))), case.call_oracle(), case)
+                cases.assert_same(
+                    tuple(map(cases.from_torch, as_tuple(compiled(x)))), case.call_oracle(), case
+                )
 
 
 def with_argument(place, value):
@@ -409,9 +408,9 @@ OFFSETS = [
 
 
 def wrong_calls():
-    """Operator, how its arguments in OPERATORS become wrong, error and message."""
-    for op in ("pool", "pool_offsets", "pool_indices", "spread", "spread_picks", "gather"):
-        first = 2 if op in ("spread_picks", "gather") else 1  # of the arguments: the axes
+    """(operator, change that makes its arguments in OPERATORS invalid, error, message)."""
+    for op in ("pool", "pool_offsets", "pool_indices", "sum_backward", "max_backward", "gather"):
+        first = 2 if op in ("max_backward", "gather") else 1  # the position of axes
         for axes, message in [([2, 2], "differ"), ([2, 4], "from"), ([-2, -1], "from"), ([], "1 to 6 axes")]:
             yield op, with_argument(first, axes), ValueError, f"axes must .*{message}|axes must be 1"
         for windows in ([5], [3] * 11, []):
@@ -419,20 +418,20 @@ def wrong_calls():
         yield op, with_argument(first + 2, "mode"), ValueError, "reduce must be one of"
         yield op, with_argument(0, lambda x: x.detach().to(torch.complex64)), TypeError, "must be"
         yield op, with_argument(0, lambda x: x.detach().to_sparse()), TypeError, "must be a strided tensor"
-    for op in ("pool_offsets", "pool_indices", "spread_picks", "gather"):
-        at = 4 if op in ("spread_picks", "gather") else 3
+    for op in ("pool_offsets", "pool_indices", "max_backward", "gather"):
+        at = 4 if op in ("max_backward", "gather") else 3
         yield op, with_argument(at, "avg"), ValueError, "reduce must be one of max, min"
-    for op in ("spread_picks", "gather"):
+    for op in ("max_backward", "gather"):
         for change, error, message in OFFSETS:
             yield op, change, error, message
-    for op in ("spread", "spread_picks"):
-        at = 6 if op == "spread_picks" else 5
+    for op in ("sum_backward", "max_backward"):
+        at = 6 if op == "max_backward" else 5
         yield op, with_argument(at, [13]), ValueError, "sizes must"
         yield op, with_argument(at, [0, 11]), ValueError, "sizes must"
         yield op, with_argument(at, [13, 12, 11]), ValueError, "sizes must"
         yield op, with_argument(at, [99, 11]), ValueError, r"grad must have sizes \(50, 6\)"
         yield op, with_argument(0, lambda x: x.detach().to(torch.int32)), TypeError, "grad must be floating"
-    yield "spread", with_argument(3, "max"), ValueError, "reduce must be one of sum, avg"
+    yield "sum_backward", with_argument(3, "max"), ValueError, "reduce must be one of sum, avg"
     for dtype in (torch.float64, torch.int8, torch.complex64):
         yield "pool", with_argument(5, dtype), TypeError, "dtype must fit reduce='max'"
     for norm in (0.0, inf, -inf, float("nan")):
@@ -455,8 +454,8 @@ def wrong_calls():
 
 
 @pytest.mark.parametrize(("operator", "change", "error", "message"), list(wrong_calls()))
-def test_operators_check_what_they_take(operator, change, error, message):
-    """Anybody can call them: dtype, shape, axes, windows and values, before a kernel runs."""
+def test_operators_check_their_arguments(operator, change, error, message):
+    """Operators are public: dtype, shape, axes, windows and values are checked before a kernel runs."""
     op = getattr(torch.ops.ndpool, operator.partition(".")[0]).default
     args = OPERATORS[operator](rand(2, 3, 7, 6))
     op(*args)
@@ -465,12 +464,12 @@ def test_operators_check_what_they_take(operator, change, error, message):
 
 
 def test_operators_need_wide_offsets_for_wide_windows():
-    """A byte cannot number 289 taps: other codes would be taken for its own."""
+    """289 taps do not fit in a byte: uint8 offsets would be ambiguous."""
     windows = [17, 17, 1, 1, 0, 0, 0, 0, 1, 1, 0, 1]
     x = rand(1, 20, 20)
     _, offsets = torch.ops.ndpool.pool_offsets(x, [1, 2], "max_pool2d", "max", windows)
     assert offsets.dtype is torch.int32
-    for op, more in (("spread_picks", ([20, 20],)), ("gather", ())):
+    for op, more in (("max_backward", ([20, 20],)), ("gather", ())):
         given = torch.ones(1, 4, 4) if more else x
         call = getattr(torch.ops.ndpool, op)
         call(given, offsets, [1, 2], "max_pool2d", "max", windows, *more, False)
@@ -478,8 +477,8 @@ def test_operators_need_wide_offsets_for_wide_windows():
             call(given, offsets.to(torch.uint8), [1, 2], "max_pool2d", "max", windows, *more, False)
 
 
-@pytest.mark.parametrize("operator", ["spread_picks", "gather", "unpool", "fractional"])
-def test_operators_take_tensors_of_one_device(operator):
+@pytest.mark.parametrize("operator", ["max_backward", "gather", "unpool", "fractional"])
+def test_operators_need_tensors_on_one_device(operator):
     op = getattr(torch.ops.ndpool, operator).default
     args = OPERATORS[operator](rand(2, 3, 7, 6))
     with pytest.raises(ValueError, match="must be on device cpu; got device=meta"):

@@ -1,7 +1,7 @@
-"""Whole models, in PyTorch's pooling and in ndpool's: the same answers, the same training, less memory.
+"""Whole models with PyTorch's pooling and with ndpool's: the same outputs and training, less memory.
 
-Outputs, gradients and losses are compared element by element; where a model pools by maxima only, not one bit
-may differ. The models stand in models.py.
+Outputs, gradients and losses are compared element by element; models with max pooling only must agree
+bitwise. The models are defined in models.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 
 import ndpool
+from helpers import routed_functions
 
 pytestmark = [
     pytest.mark.torch,
@@ -21,39 +22,39 @@ torch = pytest.importorskip("torch")
 
 import ndpool.torch as nt  # noqa: E402
 from models import CASES, SPPF, VGGBlocks, saved_bytes  # noqa: E402
-from ndpool.torch import _patch  # noqa: E402
 
 STEPS = 20
+ROUTED = routed_functions()
 
 
 def build(name, dtype=torch.float64):
-    """The model and an input, the same every time."""
+    """The model and an input, with a fixed seed."""
     torch.manual_seed(7)
     model = CASES[name].make().to(dtype)
     return model, torch.randn(CASES[name].shape, dtype=dtype)
 
 
-def refuse(*args, **kwargs):
-    raise AssertionError("PyTorch was asked to pool")
+def fail(*args, **kwargs):
+    raise AssertionError("PyTorch's pooling was called")
 
 
 @contextlib.contextmanager
-def no_way_back():
-    """Under a patch, what ndpool refuses goes on to PyTorch; here it finds an error."""
+def no_fallback():
+    """Make PyTorch's pooling functions fail, so that a patch cannot fall back on them."""
     with contextlib.ExitStack() as stack:
-        for owner, name, _, _ in _patch._table():
-            stack.enter_context(mock.patch.object(owner, name, refuse))
+        for owner, name in ROUTED:
+            stack.enter_context(mock.patch.object(owner, name, fail))
         yield
 
 
 @contextlib.contextmanager
-def way(how, model, name):
-    """Let ndpool pool, by new modules or by a patch; the context says that it did."""
+def pooled_by_ndpool(how, model, name):
+    """Pool with ndpool, by `accelerate` or `patch`, and check that it is used."""
     if how == "accelerate":
         assert len(nt.accelerate(model).swapped) == CASES[name].pools
         yield
     elif how == "patch":
-        with no_way_back(), nt.patch():
+        with no_fallback(), nt.patch():
             yield
     else:
         yield
@@ -67,7 +68,7 @@ def outputs_and_gradients(call, model, x):
 
 
 def losses(call, model, x, steps=STEPS):
-    """The loss curve of a training towards random targets."""
+    """The loss curve of training towards random targets."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     generator, curve, target = torch.Generator().manual_seed(1), [], None
     for _ in range(steps):
@@ -82,7 +83,7 @@ def losses(call, model, x, steps=STEPS):
 
 
 def assert_same(got, wanted, exact, factor=64.0):
-    """Equal, or within a few roundings of the largest number; some gradients are nothing but roundings."""
+    """Equal, or within a few roundings of the largest value; some gradients consist of rounding only."""
     bound = 0 if exact else factor * max(torch.finfo(t.dtype).eps * t.abs().max().item() for t in wanted)
     for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=bound)
@@ -100,7 +101,7 @@ def test_outputs_and_gradients(name, how, dtype):
     model, x = build(name, dtype)
     wanted = outputs_and_gradients(model, model, x)
     model, x = build(name, dtype)
-    with way(how, model, name):
+    with pooled_by_ndpool(how, model, name):
         got = outputs_and_gradients(model, model, x)
     assert_same_pass(got, wanted, CASES[name].exact)
 
@@ -111,7 +112,7 @@ def test_loss_curves(name, how):
     model, x = build(name)
     wanted = losses(model, model, x)
     model, x = build(name)
-    with way(how, model, name):
+    with pooled_by_ndpool(how, model, name):
         got = losses(model, model, x)
     assert wanted[-1] < wanted[0]
     assert_same([got], [wanted], CASES[name].exact, factor=2.0**16)
@@ -120,12 +121,12 @@ def test_loss_curves(name, how):
 @pytest.mark.parametrize("how", ["accelerate", "patch"])
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_models(name, how):
-    """One graph, without breaks, for the whole model; in training, where backward is compiled too."""
+    """One graph without breaks for the whole model, including the compiled backward."""
     torch._dynamo.reset()
     model, x = build(name)
     wanted = outputs_and_gradients(model, model, x)
     model, x = build(name)
-    with way(how, model, name):
+    with pooled_by_ndpool(how, model, name):
         call = torch.compile(model, backend="aot_eager", fullgraph=True)
         got = outputs_and_gradients(call, model, x)
     assert_same_pass(got, wanted, exact=False)
@@ -134,12 +135,12 @@ def test_compiled_models(name, how):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # PyTorch's, while it imports its own
 @pytest.mark.parametrize(("name", "how"), [("small_cnn", "accelerate"), ("small_cnn", "patch")])
 def test_loss_curves_of_compiled_models(name, how):
-    """With the compiler people use by default."""
+    """With the default compiler backend."""
     torch._dynamo.reset()
     model, x = build(name)
     wanted = losses(model, model, x)
     model, x = build(name)
-    with way(how, model, name):
+    with pooled_by_ndpool(how, model, name):
         got = losses(torch.compile(model), model, x)
     assert_same([got], [wanted], exact=False, factor=2.0**16)
 
@@ -147,11 +148,11 @@ def test_loss_curves_of_compiled_models(name, how):
 @pytest.mark.parametrize("how", ["accelerate", "patch"])
 @pytest.mark.parametrize("name", ["sppf", "cbam", "coord_att", "se", "densenet3d", "segnet"])
 def test_deterministic_training(name, how):
-    """Two trainings give equal weights bit for bit, whatever the number of threads.
+    """Two training runs give bitwise identical weights for any number of threads.
 
     pytorch#111466 and ultralytics/yolov5#8961 (YOLO and CBAM), pytorch#108341 and pytorch#84860 (attention
     strips), Project-MONAI/MONAI#3716 (3-D DenseNet): with ndpool's pooling deterministic mode raises nothing.
-    Under it PyTorch fills new memory with NaN, so a forgotten element would show.
+    In that mode PyTorch fills new memory with NaN, so an element that is not written would show.
     """
     threads, weights = ndpool.get_num_threads(), []
     torch.use_deterministic_algorithms(True)
@@ -159,7 +160,7 @@ def test_deterministic_training(name, how):
         for n in (1, 3):
             ndpool.set_num_threads(n)
             model, x = build(name, torch.float32)
-            with way(how, model, name):
+            with pooled_by_ndpool(how, model, name):
                 assert losses(model, model, x).isfinite().all()
             weights.append(model.state_dict())
     finally:
@@ -170,20 +171,20 @@ def test_deterministic_training(name, how):
 
 
 def peak_bytes(call, x):
-    """The most memory that a training step holds at once, from PyTorch's allocator."""
+    """The peak memory of a training step, from PyTorch's allocator."""
     with torch.profiler.profile(profile_memory=True) as profile:
         call(x).sum().backward()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = peak = 0
+    allocated = peak = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
     assert peak > 0
     return peak
 
 
 def pooled_sizes(model, x):
-    """Bytes of what each pool of a model reads, and how many elements it writes."""
+    """The input bytes and output elements of each max pool of a model."""
     seen = []
     hooks = [
         module.register_forward_hook(lambda m, args, y: seen.append((args[0].nbytes, y.numel())))
@@ -197,11 +198,11 @@ def pooled_sizes(model, x):
 
 
 @pytest.mark.parametrize("pool_first", [True, False])
-def test_vgg_training_keeps_less(pool_first):
-    """pytorch#85485: a pool keeps one byte per output, not its input and eight.
+def test_vgg_training_saves_less(pool_first):
+    """pytorch#85485: max pooling saves one byte per output instead of its input and int64 indices.
 
-    A ReLU before the pool keeps the pool's input for itself; behind the pool it does not, and the whole input
-    is saved. The convolutions at the end are where the step needs most, with everything before them kept.
+    A ReLU before the pool saves the same tensor, its output; after the pool it does not, so that the whole
+    input is freed. The peak is at the convolutions at the end, when everything before them is saved.
     """
     wide = torch.nn.Conv2d(32, 256, 3, padding=1), torch.nn.Conv2d(256, 256, 3, padding=1)
     model = torch.nn.Sequential(VGGBlocks((3, 16, 32), pool_first), *wide)
@@ -215,8 +216,8 @@ def test_vgg_training_keeps_less(pool_first):
     assert before[1] - after[1] >= less
 
 
-def test_sppf_training_keeps_less():
-    """Three pools of stride 1 in a row: eight bytes per position become one."""
+def test_sppf_training_saves_less():
+    """Three successive pools with stride 1 save one byte per output instead of eight."""
     model, x = SPPF(), torch.randn(2, 8, 20, 20)
     _, written = pooled_sizes(model, x)
     before = saved_bytes(model, x)
@@ -224,7 +225,7 @@ def test_sppf_training_keeps_less():
     assert before - saved_bytes(model, x) >= 7 * sum(written)
 
 
-def test_inference_keeps_nothing():
+def test_inference_saves_nothing():
     model, x = VGGBlocks((3, 16, 32)), torch.randn(2, 3, 64, 64)
     nt.accelerate(model)
     kept = []

@@ -1,7 +1,7 @@
-"""`ndpool.torch`: modules that are PyTorch's in all but their computation, `accelerate`, and `patch`.
+"""`ndpool.torch`: the modules, `accelerate` and `patch`.
 
-PyTorch itself is asked for every answer. Whether ndpool computed it is seen where all its functions pass: at
-the choice of a room.
+Every result is compared with PyTorch's. The `calls` fixture shows whether ndpool computed it: it records
+every call that looks up its framework.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import pytest
 
 import cases
 import ndpool
-from helpers import run_python
+from helpers import routed_functions, run_python
+from ndpool import _run
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 import ndpool.torch as nt  # noqa: E402
-from ndpool.torch import _patch  # noqa: E402
 
 F, nn = torch.nn.functional, torch.nn
+ROUTED = routed_functions()
 
 FAMILIES = {
     "MaxPool": ((3,), {"stride": 2, "padding": 1, "ceil_mode": True}),
@@ -43,18 +44,17 @@ NAMES = [
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The names of ndpool's functions that were called, in order."""
-    seen, room_of = [], ndpool.functional.room_of
-    monkeypatch.setattr(ndpool.functional, "room_of", lambda fn, x: seen.append(fn) or room_of(fn, x))
-    monkeypatch.setattr(ndpool.functional, "rooms", {})  # so that it is always asked
+    """The names of the ndpool functions that were called, in order."""
+    seen, framework_of = [], _run.framework_of
+    monkeypatch.setattr(_run, "framework_of", lambda fn, x: seen.append(fn) or framework_of(fn, x))
+    monkeypatch.setattr(_run, "frameworks", {})  # an empty cache: every call looks up its framework
     return seen
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_patched():
-    before = {(owner, name): getattr(owner, name) for owner, name, _, _ in _patch._table()}
+def no_patch_remains():
+    before = {(owner, name): getattr(owner, name) for owner, name in ROUTED}
     yield
-    assert not _patch._held
     assert all(getattr(owner, name) is function for (owner, name), function in before.items())
 
 
@@ -68,7 +68,7 @@ def make(name, module=nn, **more):
 
 
 def inputs(name, dtype=torch.float64):
-    """A batch to pool; for an unpooling, what a pool gave."""
+    """A batch to pool, or for unpooling, the result of a max pool."""
     n = int(name[-2])
     generator = torch.Generator().manual_seed(n)
     x = torch.randn((2, 3, *(10, 8, 6)[:n]), generator=generator, dtype=dtype)
@@ -78,11 +78,10 @@ def inputs(name, dtype=torch.float64):
 
 
 def answer(module, given):
-    """Values, further results and the gradient of the first input, with the same random numbers each time."""
+    """All results and the gradient of the first input, with the same random numbers each time."""
     torch.manual_seed(0)
     x = given[0].clone().requires_grad_()
-    results = module(x, *given[1:])
-    results = results if isinstance(results, tuple) else (results,)
+    results = cases.as_tuple(module(x, *given[1:]))
     (results[0] * torch.arange(results[0].numel()).reshape(results[0].shape)).sum().backward()
     return *(result.detach() for result in results), x.grad
 
@@ -93,7 +92,7 @@ def assert_equal(got, wanted, exact):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_modules_compute_what_pytorchs_do(name, calls):
+def test_modules_equal_pytorchs(name, calls):
     given = inputs(name)
     got = answer(make(name, nt), given)
     assert calls == [function_name(name)]
@@ -101,12 +100,12 @@ def test_modules_compute_what_pytorchs_do(name, calls):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_modules_are_pytorchs_in_all_else(name):
+def test_modules_have_pytorchs_signature_repr_and_state(name):
     ours, theirs = make(name, nt), make(name)
     assert isinstance(ours, getattr(nn, name))
     assert repr(ours) == repr(theirs)
     signature = inspect.signature(type(ours))
-    if name.startswith("MaxUnpool"):  # which also takes the dilation of the pool
+    if name.startswith("MaxUnpool"):  # also has the dilation of the pool
         *parameters, dilation = signature.parameters.values()
         assert (dilation.name, dilation.default, dilation.kind) == ("dilation", 1, dilation.KEYWORD_ONLY)
         assert [p.name for p in parameters] == list(inspect.signature(type(theirs)).parameters)
@@ -117,7 +116,7 @@ def test_modules_are_pytorchs_in_all_else(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_modules_survive_copies(name):
+def test_modules_can_be_copied_and_pickled(name):
     module, given = make(name, nt).eval(), inputs(name)
     saved = io.BytesIO()
     torch.save(module, saved)
@@ -134,20 +133,20 @@ def test_modules_survive_copies(name):
         assert_equal(answer(other, given), wanted, exact=True)
 
 
-def test_fractional_samples_are_state():
+def test_fractional_samples_are_in_the_state_dict():
     samples = torch.rand(2, 3, 2, dtype=torch.float64)
     ours, theirs = (make("FractionalMaxPool2d", module, _random_samples=samples) for module in (nt, nn))
     assert torch.equal(ours.state_dict()["_random_samples"], samples)
     assert_equal(answer(ours, inputs("MaxPool2d")), answer(theirs, inputs("MaxPool2d")), exact=True)
 
 
-def test_a_module_s_power_is_a_float():
+def test_modules_convert_the_power_to_float():
     x = torch.arange(-8, 8).reshape(1, 4, 4)
     torch.testing.assert_close(nt.LPPool2d(2, 2)(x), nn.LPPool2d(2, 2)(x))
 
 
-def test_indices_come_with_the_values():
-    """f-dangel/backpack#15: no second forward pass; the gradient is the same with indices and without."""
+def test_indices_do_not_change_values_or_gradient():
+    """f-dangel/backpack#15: no second forward pass; the gradient is the same with and without indices."""
     (x,) = inputs("MaxPool2d")
     module = nn.MaxPool2d(3, 2)
     wanted = answer(module, (x,))
@@ -159,7 +158,7 @@ def test_indices_come_with_the_values():
 
 
 class Tagged(torch.Tensor):
-    """A subclass that notes which functions it was given to."""
+    """A subclass that records the functions that it is passed to."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -167,7 +166,7 @@ class Tagged(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def unserved():
+def unsupported():
     x = torch.randn(1, 2, 6, 6)
     yield "quantized", torch.quantize_per_tensor(x, 0.1, 10, torch.quint8), torch.Tensor
     yield "mkldnn", x.to_mkldnn(), torch.Tensor
@@ -177,11 +176,11 @@ def unserved():
 @pytest.mark.parametrize("kind", ["quantized", "mkldnn", "subclass"])
 @pytest.mark.parametrize("way", ["module", "patch"])
 @pytest.mark.filterwarnings("ignore:.*[qQ]uantiz.*:DeprecationWarning", "ignore:.*[qQ]uantiz.*:UserWarning")
-def test_tensors_of_other_kinds_take_pytorchs_way(kind, way, calls):
+def test_unsupported_tensors_are_pooled_by_pytorch(kind, way, calls):
     if kind == "mkldnn" and not torch.backends.mkldnn.is_available():
         pytest.skip("this PyTorch was built without oneDNN")
     Tagged.seen = []
-    x, wanted_type = next(row[1:] for row in unserved() if row[0] == kind)
+    x, wanted_type = next(row[1:] for row in unsupported() if row[0] == kind)
     wanted = F.max_pool2d(x, 2)
     if way == "module":
         got = nt.MaxPool2d(2)(x)
@@ -201,34 +200,34 @@ def test_tensors_of_other_kinds_take_pytorchs_way(kind, way, calls):
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors.*:UserWarning")
-def test_what_pytorch_refuses_it_refuses_itself(calls):
+def test_unsupported_tensors_raise_pytorchs_errors(calls):
     x = torch.randn(2, 3, 4, 4)
-    for refused in (torch.nested.nested_tensor(list(x)), x.to_sparse(), x.to(torch.complex64)):
+    for tensor in (torch.nested.nested_tensor(list(x)), x.to_sparse(), x.to(torch.complex64)):
         with pytest.raises((RuntimeError, NotImplementedError)) as wanted:
-            F.max_pool2d(refused, 2)
+            F.max_pool2d(tensor, 2)
         with pytest.raises(wanted.type) as got:
-            nt.MaxPool2d(2)(refused)
+            nt.MaxPool2d(2)(tensor)
         assert str(got.value) == str(wanted.value)
     assert calls == []
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_modules_pool_tensors_of_any_device(name, calls):
-    """A device that is neither the CPU nor CUDA goes where the functions send it, and not to PyTorch."""
+    """Tensors on other devices than CPU and CUDA are handled like in the functions, not passed to PyTorch."""
     given = [t.to("meta") for t in inputs(name)]
     got = make(name, nt)(*given)
     assert calls == [function_name(name)]
-    got, wanted = (r if isinstance(r, tuple) else (r,) for r in (got, make(name)(*given)))
+    got, wanted = cases.as_tuple(got), cases.as_tuple(make(name)(*given))
     assert [(t.device.type, t.shape, t.dtype) for t in got] == [("meta", t.shape, t.dtype) for t in wanted]
 
 
-def test_parameters_and_unbatched_inputs_are_served(calls):
+def test_parameters_and_unbatched_inputs_are_supported(calls):
     x = nn.Parameter(inputs("MaxPool2d")[0][0])
     assert torch.equal(nt.MaxPool2d(2)(x), F.max_pool2d(x, 2))
     assert calls == ["max_pool2d"]
 
 
-def test_modules_say_what_is_wrong():
+def test_error_messages_name_the_module():
     with pytest.raises(ValueError, match=r"MaxPool2d: padding must be at most half .*padding=2"):
         nt.MaxPool2d(2, padding=2)
 
@@ -237,11 +236,11 @@ def test_modules_say_what_is_wrong():
 @pytest.mark.parametrize(
     ("family", "arguments"), [(family, wrong) for family in cases.WRONG for wrong in cases.WRONG[family]]
 )
-def test_constructors_refuse_what_no_input_makes_right(family, arguments, n):
-    """A wrong argument is told when a module is made, not when the first batch arrives."""
+def test_constructors_reject_invalid_arguments(family, arguments, n):
+    """A wrong argument raises when a module is constructed, not when it is first called."""
     if (family == "FractionalMaxPool" or "divisor_override" in arguments) and n == 1:
         pytest.skip("PyTorch has no such module or argument in one dimension")
-    # PyTorch's own constructors look at fractional sizes, in their own words.
+    # PyTorch's constructors check fractional sizes with their own messages.
     named = None if family == "FractionalMaxPool" else f"^{family}{n}d: "
     with pytest.raises((TypeError, ValueError), match=named):
         getattr(nt, f"{family}{n}d")(**arguments)
@@ -249,14 +248,14 @@ def test_constructors_refuse_what_no_input_makes_right(family, arguments, n):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_accelerated_modules_with_wrong_arguments_fail_at_the_call(name):
-    """What PyTorch constructs stays constructed, also under a patch, and is swapped like any other."""
+    """Modules constructed by PyTorch, even under a patch, are swapped without a check."""
     made = 0
     for arguments in cases.WRONG[name[:-2]]:
         try:
             with nt.patch():
                 module = getattr(nn, name)(**arguments)
         except (TypeError, ValueError, RuntimeError):
-            continue  # PyTorch refuses it, too
+            continue  # PyTorch rejects it too
         assert nt.accelerate(module).swapped
         made += 1
         try:
@@ -269,7 +268,7 @@ def test_accelerated_modules_with_wrong_arguments_fail_at_the_call(name):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_unpool_modules_take_a_dilation(n):
+def test_unpool_modules_support_dilation(n):
     x = torch.rand((2, 3) + (9,) * n) + 1
     values, indices = getattr(nt, f"MaxPool{n}d")(3, dilation=2, return_indices=True)(x)
     module = getattr(nt, f"MaxUnpool{n}d")(3, dilation=2)
@@ -279,21 +278,21 @@ def test_unpool_modules_take_a_dilation(n):
     assert want.count_nonzero() == values.numel()
     assert repr(module).endswith(", dilation=2)")
     # PyTorch's module would give another size.
-    assert nt.restore(module).left == (nt.Entry("", f"MaxUnpool{n}d", "PyTorch has no dilation for it"),)
-    for refused in (
+    assert nt.restore(module).left == (nt.Entry("", f"MaxUnpool{n}d", "PyTorch's module has no dilation"),)
+    for unsupported_call in (
         lambda: torch.jit.script(module),
         lambda: torch.jit.trace(module, (values, indices)),
     ):
         with pytest.raises(TypeError, match=f"^MaxUnpool{n}d: dilation must be 1 where .*; got dilation=2"):
-            refused()
+            unsupported_call()
 
 
-class OwnForward(nn.MaxPool2d):
+class OverridesForward(nn.MaxPool2d):
     def forward(self, input):
         return super().forward(input) + 1
 
 
-class OwnName(nn.AvgPool2d):
+class PlainSubclass(nn.AvgPool2d):
     pass
 
 
@@ -348,31 +347,36 @@ def test_accelerate_keeps_hooks_and_buffers(calls):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
-def test_accelerate_leaves_what_is_not_pytorchs_own():
+def test_accelerate_leaves_other_classes():
     replaced = nn.MaxPool2d(2)
     replaced.forward = lambda x: x
     model = nn.ModuleDict(
-        {"own": OwnForward(2), "name": OwnName(2), "replaced": replaced, "conv": nn.Conv2d(1, 1, 1)}
+        {
+            "own": OverridesForward(2),
+            "name": PlainSubclass(2),
+            "replaced": replaced,
+            "conv": nn.Conv2d(1, 1, 1),
+        }
     )
     model["scripted"] = torch.jit.script(nn.MaxPool2d(2))
     report = nt.accelerate(model)
     assert report.swapped == ()
     assert {entry.name: entry.reason for entry in report.left} == {
         "own": "a subclass of MaxPool2d that overrides forward",
-        "name": "a subclass of AvgPool2d of its own",
-        "replaced": "its forward was replaced on the instance",
+        "name": "a subclass of AvgPool2d",
+        "replaced": "forward was replaced on the instance",
         "scripted": "scripted",
     }
-    assert "left 4 pooling modules\n  own       OwnForward: a subclass of MaxPool2d" in str(report)
-    assert type(model["own"]) is OwnForward
+    assert "left 4 pooling modules\n  own       OverridesForward: a subclass of MaxPool2d" in str(report)
+    assert type(model["own"]) is OverridesForward
 
-    class OwnAccelerated(nt.MaxPool2d):
+    class AcceleratedSubclass(nt.MaxPool2d):
         pass
 
-    ours = nn.Sequential(OwnAccelerated(2))
+    ours = nn.Sequential(AcceleratedSubclass(2))
     assert nt.accelerate(ours) == nt.Report((), ())
     assert nt.restore(ours).left == (
-        nt.Entry("0", OwnAccelerated.__qualname__, "a subclass of MaxPool2d of its own"),
+        nt.Entry("0", AcceleratedSubclass.__qualname__, "a subclass of MaxPool2d"),
     )
 
 
@@ -384,7 +388,7 @@ def test_only_modules_are_accelerated(function):
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
 def test_scripting_restores_a_model():
-    """TorchScript knows PyTorch's modules only, so a model goes back to them when it is scripted."""
+    """TorchScript supports only PyTorch's modules, so scripting a model restores it."""
     model, x = net().eval(), torch.randn(2, 3, 30, 30)
     wanted = model(x)
     nt.accelerate(model)
@@ -397,7 +401,7 @@ def test_scripting_restores_a_model():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "ignore:.*torch.jit.*:FutureWarning")
-def test_traces_hold_pytorchs_operators():
+def test_traces_contain_pytorchs_operators():
     model, x = net().eval(), torch.randn(2, 3, 30, 30)
     wanted = model(x)
     nt.accelerate(model)
@@ -408,7 +412,7 @@ def test_traces_hold_pytorchs_operators():
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_exported_programs_hold_ndpools_operators(strict):
+def test_exported_programs_contain_ndpools_operators(strict):
     model, x = net().eval(), torch.randn(2, 3, 30, 30)
     wanted = model(x)
     nt.accelerate(model)
@@ -417,8 +421,8 @@ def test_exported_programs_hold_ndpools_operators(strict):
     torch.testing.assert_close(program.module()(x), wanted)
 
 
-def test_symbolic_traces_hold_pytorchs_functions(calls):
-    """A graph of torch.fx can be copied and pickled, and is routed under a patch."""
+def test_symbolic_traces_contain_pytorchs_functions(calls):
+    """A torch.fx graph can be copied and pickled, and calls ndpool under a patch."""
     model, x = net().eval(), torch.randn(2, 3, 30, 30)
     nt.accelerate(model)
     wanted = model(x)
@@ -432,7 +436,7 @@ def test_symbolic_traces_hold_pytorchs_functions(calls):
 
 
 def arguments(name):
-    """Positional arguments for a function of PyTorch's, tensors included."""
+    """Positional arguments for a PyTorch function, tensors included."""
     plain = name.removesuffix("_with_indices")
     given = inputs(plain.replace("max_unpool", "MaxUnpool"))
     if "unpool" in plain:
@@ -444,7 +448,10 @@ def arguments(name):
     return (*given, 2, 3) if "lp" in plain else (*given, 3)
 
 
-ROUTES = [pytest.param(*row[:3], id=f"{row[0].__name__}.{row[1]}") for row in _patch._table()]
+ROUTES = [
+    pytest.param(owner, name, name.removesuffix("_with_indices"), id=f"{owner.__name__}.{name}")
+    for owner, name in ROUTED
+]
 
 
 @pytest.mark.parametrize(("owner", "name", "function"), ROUTES)
@@ -452,7 +459,7 @@ def test_every_function_is_routed(owner, name, function, calls, monkeypatch):
     given = arguments(name)
     torch.manual_seed(0)
     wanted = getattr(owner, name)(*given)
-    monkeypatch.setattr(owner, name, None)  # there is no falling back on
+    monkeypatch.setattr(owner, name, None)  # no fallback to PyTorch
     torch.manual_seed(0)
     with nt.patch():
         got = getattr(owner, name)(*given)
@@ -464,13 +471,22 @@ def test_every_function_is_routed(owner, name, function, calls, monkeypatch):
     assert isinstance(by_name, tuple) == isinstance(wanted, tuple) or "unpool" in name
 
 
-def test_everything_that_pools_is_in_the_table():
-    """No pooling function of `torch.nn.functional` is forgotten."""
+def test_a_patch_replaces_all_pooling_functions():
+    """Those of `torch.nn.functional` and of `torch`."""
     public = {name for name in dir(F) if "pool" in name and not name.startswith("_")}
-    assert {name for owner, name, _, _ in _patch._table() if owner is F} == public
+    assert {name for owner, name in ROUTED if owner is F} == public
+    assert {name for owner, name in ROUTED if owner is torch} == {
+        "adaptive_avg_pool1d",
+        "adaptive_max_pool1d",
+        "avg_pool1d",
+        "max_pool1d",
+        "max_pool1d_with_indices",
+        "max_pool2d",
+        "max_pool3d",
+    }
 
 
-def test_return_indices_is_followed(calls):
+def test_return_indices_is_respected(calls):
     (x,) = inputs("MaxPool2d")
     with nt.patch():
         assert isinstance(F.max_pool2d(x, 2), torch.Tensor)
@@ -493,7 +509,7 @@ def test_patches_nest_and_end(calls):
         route(x, 2)
     assert F.max_pool2d is original
     assert calls == ["max_pool2d"]
-    # A route that somebody kept leads to PyTorch again.
+    # A route that outlives the patch calls PyTorch.
     assert torch.equal(route(x, 2), original(x, 2))
     assert calls == ["max_pool2d"]
     nt.unpatch()
@@ -546,23 +562,23 @@ def test_a_patch_keeps_pytorchs_errors():
         assert str(got.value) == str(wanted.value)
 
 
-def test_a_patch_serves_what_pytorch_does_not():
+def test_a_patch_supports_more_dtypes():
     with nt.patch():
         assert F.max_pool2d(torch.eye(4, dtype=torch.bool)[None], 2).tolist() == [
             [[True, False], [False, True]]
         ]
 
 
-def test_a_patch_reaches_subclasses_and_default_devices(calls):
+def test_a_patch_applies_to_subclasses_and_default_devices(calls):
     (x,) = inputs("MaxPool2d")
     with nt.patch(), torch.device("cpu"):
-        OwnForward(2)(x)
-        OwnName(2)(x)
+        OverridesForward(2)(x)
+        PlainSubclass(2)(x)
     assert calls == ["max_pool2d", "avg_pool2d"]
 
 
-def test_compiled_models_notice():
-    """Accelerate, patch and undo after compiling: the answer comes from where it should."""
+def test_compiled_models_are_recompiled():
+    """After accelerate, patch and their inverses, a compiled model uses the right pooling."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -584,7 +600,7 @@ def test_compiled_models_notice():
     wanted = model(x)
 
     def by_ndpool():
-        """How many poolings of the graph in use are ndpool's."""
+        """The number of ndpool operators in newly compiled graphs, and the number of those graphs."""
         graphs.clear()
         torch.testing.assert_close(compiled(x), wanted)
         return sum(code.count("ops.ndpool.") for code in graphs), len(graphs)
@@ -598,14 +614,14 @@ def test_compiled_models_notice():
         assert by_ndpool() == (2, 1)
         with nt.patch():
             assert by_ndpool() == (0, 0)
-    # Both of these were compiled before: nothing is compiled again.
+    # Both were compiled before: nothing is recompiled.
     assert by_ndpool() == (0, 0)
     nt.accelerate(model)
     assert by_ndpool() == (0, 0)
 
 
 def test_a_compiler_first_imported_under_a_patch():
-    """Its tables of PyTorch's functions are made on import; they must not keep the routes."""
+    """It builds tables of PyTorch's functions on import, which must not keep the routes."""
     print(
         run_python(
             "import torch, ndpool.torch as nt\n"
@@ -626,7 +642,7 @@ def test_a_compiler_first_imported_under_a_patch():
     )
 
 
-def test_ndpool_alone_does_not_import_pytorch():
+def test_importing_ndpool_does_not_import_pytorch():
     run_python(
         "import sys, ndpool, numpy\n"
         "ndpool.max_pool1d(numpy.zeros((1, 4)), 2)\n"
@@ -638,7 +654,7 @@ def test_ndpool_alone_does_not_import_pytorch():
 
 
 def call_of(owner, name):
-    """Every argument of a patched function by its name, most of them not at their defaults."""
+    """All arguments of a patched function by name, most with non-default values."""
     n, plain = int(re.search(r"(\d)d", name)[1]), name.removesuffix("_with_indices")
     given = inputs(plain.replace("max_unpool", "MaxUnpool"))
     if "unpool" in plain:
@@ -670,7 +686,7 @@ def call_of(owner, name):
 
 @pytest.mark.parametrize(("owner", "name", "function"), ROUTES)
 def test_every_argument_by_position_and_by_name(owner, name, function, calls):
-    """Wherever the positional arguments end and the named ones begin, the answer is PyTorch's."""
+    """Any number of leading arguments may be positional; the result is PyTorch's."""
     call = call_of(owner, name)
     for positional in range(1, len(call) + 1):
         args = list(call.values())[:positional]
@@ -685,8 +701,8 @@ def test_every_argument_by_position_and_by_name(owner, name, function, calls):
 
 
 @pytest.mark.parametrize(("owner", "name", "function"), ROUTES)
-def test_a_patch_knows_no_other_arguments(owner, name, function):
-    """What ndpool alone accepts (dtype, generator), one argument too many, and one given twice."""
+def test_a_patch_accepts_no_other_arguments(owner, name, function):
+    """Arguments that only ndpool has (dtype, generator), one too many, and one given twice."""
     call = call_of(owner, name)
     wrong = [((), {**call, "generator": 3}), ((), {**call, "dtype": torch.float64})]
     wrong += [((*call.values(), True), {}), (tuple(call.values()), {"kernel_size": 3, "output_size": 3})]
@@ -709,7 +725,7 @@ def test_difference_indices_changed_in_place():
 
 
 def test_difference_input_changed_in_place():
-    """Backward needs no input: changing one that a graph computed is no error."""
+    """Backward does not need the input, so changing it in place is not an error."""
     start = torch.rand(1, 2, 80, 80, requires_grad=True)
     for name in ("max_pool2d", "avg_pool2d"):
         x = start * 2
@@ -728,7 +744,7 @@ def test_difference_integers_under_a_patch():
         assert F.max_unpool2d(values, indices.int(), 2).sum() == x[0, 1::2, 1::2].sum()
 
 
-RUNTIME_ERRORS = [  # what PyTorch's own tests of pooling ask for, in the same words under a patch
+RUNTIME_ERRORS = [  # errors that PyTorch's own pooling tests expect, the same under a patch
     ("max_pool1d", (torch.zeros(0, 1), 2), {}),
     ("max_pool2d", (torch.zeros(1, 0, 4, 0), 2), {}),
     ("max_pool2d", (torch.zeros(1, 1, 4, 4), 2, 0), {}),
@@ -762,8 +778,8 @@ RUNTIME_ERRORS = [  # what PyTorch's own tests of pooling ask for, in the same w
 
 
 @pytest.mark.parametrize(("name", "args", "kwargs"), RUNTIME_ERRORS)
-def test_a_patch_answers_with_pytorchs_errors(name, args, kwargs):
-    """Type and words of the error, or PyTorch's answer where there is none."""
+def test_a_patch_raises_pytorchs_errors(name, args, kwargs):
+    """The same type and message, or PyTorch's result if it raises none."""
 
     def outcome():
         try:

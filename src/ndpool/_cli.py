@@ -1,7 +1,7 @@
-"""The command ``ndpool``: reads the arguments, prints, and turns outcomes into exit codes.
+"""The command ``ndpool``: parses arguments, prints results and returns exit codes.
 
-What it shows comes from public calls, from the list in ``_examples`` and from the drawing in ``_picture``.
-Exit codes: 0 success, 1 failure, 2 bad usage; 130 after Ctrl-C and 141 when the reader of a pipe has gone.
+The results come from public functions, the worked examples in ``_examples`` and the drawing in ``_picture``.
+Exit codes: 0 success, 1 failure, 2 bad usage; 130 after Ctrl-C and 141 after a broken pipe.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,18 +21,18 @@ import ndpool
 from ndpool._examples import run_all
 from ndpool._picture import pool_picture
 
-_DESCRIPTION = "Pooling for every array: PyTorch's pooling semantics, to the index, on NumPy."
+_DESCRIPTION = "Pooling for every array, with PyTorch's semantics."
 
 _EPILOG = """\
 examples:
-  ndpool demo                       run everything; the picture goes to ndpool-demo.svg
-  ndpool demo --output pool.svg     put the picture elsewhere
+  ndpool demo                       run the worked examples and draw a pool to ndpool-demo.svg
+  ndpool demo --output pool.svg     draw to another file
   ndpool demo --no-picture          write no file
-  ndpool info                       instruction set, threads, versions
-  ndpool bench --quick              time a case of every kind next to the libraries that are installed
-  ndpool explore                    see windows move, in the browser
+  ndpool info                       show instruction set, threads and versions
+  ndpool bench --quick              time one case per class next to the installed libraries
+  ndpool explore                    show moving windows in the browser
 
-the same from Python:
+from Python:
   >>> import numpy as np, ndpool
   >>> ndpool.max_pool2d(np.random.rand(1, 3, 32, 32), 2).shape
   (1, 3, 16, 16)
@@ -40,33 +41,34 @@ the same from Python:
 exit codes: 0 success, 1 failure (a check failed, a file could not be written), 2 bad usage"""
 
 _DEMO_EPILOG = """\
-Each example prints its title, the code that runs, and what expressions give after it. A result that is
-not the expected one is marked FAILED and makes the exit code 1."""
+Each example prints its title, its code, and the values of expressions evaluated after it. An unexpected
+value is marked FAILED and sets the exit code to 1."""
 
 _BENCH_EPILOG = """\
-Every answer is checked before it is timed. "x floor" is the time of the kernel over that of copying the same
-bytes; "x PyTorch" and "x best peer" say how many times faster a whole call is than theirs. Peers: PyTorch,
-oneDNN, ONNX Runtime, JAX, OpenCV, SciPy, scikit-image and NumPy, as far as they are installed.
+Every answer is checked before it is timed. "x floor" is the kernel's time divided by the time to copy the
+same bytes; "x PyTorch" and "x best peer" are the speedups of a full call over theirs. Peers, if installed:
+PyTorch, oneDNN, ONNX Runtime, JAX, OpenCV, SciPy, scikit-image and NumPy.
 
 examples:
-  ndpool bench --list                         the cases and their classes
-  ndpool bench --case resnet --threads 1      the cases with that word in name, network or class
+  ndpool bench --list                         list the cases and their classes
+  ndpool bench --case resnet --threads 1      run cases whose name, network or class contains the word
   ndpool bench --json run.json --plot run.svg
-  ndpool bench --device cuda                  on a GPU, next to PyTorch, torch.compile, JAX and CuPy
+  ndpool bench --random 1000 --seed 1         random calls next to PyTorch, with the slowest ones
+  ndpool bench --device cuda                  run on a GPU, next to PyTorch, torch.compile, JAX and CuPy
 
-exit codes: 1 if an answer of ndpool was wrong or a file could not be written"""
+exit codes: 1 if an answer of ndpool is wrong or a file cannot be written"""
 
 _EXPLORE_EPILOG = """\
-The page is for this machine alone unless --host says otherwise; Ctrl-C stops it (exit code 0). Its address
-holds all that was chosen; --state takes such an address, or the part behind its "#".
+The server accepts connections from this machine only, unless --host is given; Ctrl-C stops it (exit code 0).
+The URL of the page contains all settings; --state accepts such a URL or the part after its "#".
 
 examples:
   ndpool explore
   ndpool explore --state 'reduce=avg&size=7x9&kernel=3&stride=2&padding=same'
   ndpool explore --export windows.html --state 'mode=adaptive&size=10x7&output_size=3'"""
 
-# A window whose maximum is negative although it holds padding, and an element that wins two windows.
-_PICTURED = np.array(
+# It has a window with padding whose maximum is negative, and an element that is the maximum of two windows.
+_DEMO_PLANE = np.array(
     [
         [3.0, -1.0, 4.0, 1.0, -5.0, 9.0],
         [-2.0, -6.0, 7.0, 3.0, 5.0, 8.0],
@@ -77,13 +79,13 @@ _PICTURED = np.array(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command with `argv` (default: the process's own arguments) and return its exit code."""
+    """Run the command with `argv` (default: ``sys.argv[1:]``) and return its exit code."""
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The interpreter flushes stdout once more when it ends, and would complain about the pipe again.
+        # The interpreter flushes stdout again at exit and would report the broken pipe a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
@@ -103,13 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ndpool {version('ndpool')}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    info = commands.add_parser("info", help="say what this installation runs on")
+    info = commands.add_parser("info", help="show the configuration of this installation")
     info.set_defaults(run=_info)
 
     demo = commands.add_parser(
         "demo",
-        help="run the worked examples, check every result, draw a picture of one pool",
-        description="Run the worked examples on NumPy alone, check every result, and draw one pool.",
+        help="run the worked examples, check every result and draw one pool",
+        description="Run the worked examples with NumPy, check every result and draw one pool.",
         epilog=_DEMO_EPILOG,
         formatter_class=layout,
     )
@@ -119,45 +121,53 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("ndpool-demo.svg"),
         metavar="FILE",
-        help="where the picture goes (default: %(default)s)",
+        help="file of the picture (default: %(default)s)",
     )
-    picture.add_argument("--no-picture", action="store_true", help="draw no picture")
+    picture.add_argument("--no-picture", action="store_true", help="do not draw the picture")
     demo.set_defaults(run=_demo)
 
     bench = commands.add_parser(
         "bench",
         help="time pooling layers of well-known networks next to other libraries",
-        description="Time pooling layers of well-known networks next to other libraries and next to a copy.",
+        description="Time pooling layers of well-known networks next to other libraries and a memory copy.",
         epilog=_BENCH_EPILOG,
         formatter_class=layout,
     )
-    bench.add_argument("--quick", action="store_true", help="the smallest case of every class, in a minute")
-    bench.add_argument("--case", metavar="PATTERN", help="only cases whose name, network or class matches")
+    bench.add_argument(
+        "--quick", action="store_true", help="run only the smallest case of each class (about a minute)"
+    )
+    bench.add_argument(
+        "--case", metavar="PATTERN", help="run only cases whose name, network or class matches"
+    )
     bench.add_argument(
         "--threads", type=_counts, metavar="N[,N]", help="numbers of threads (default: 1 and all cores)"
     )
     bench.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where to pool (default: %(default)s)"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="device (default: %(default)s)"
     )
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write all that was measured")
-    bench.add_argument("--update", action="store_true", help="keep what that file has of other cases")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write all measurements")
+    bench.add_argument("--update", action="store_true", help="keep that file's results of other cases")
     bench.add_argument("--plot", type=Path, metavar="FILE", help="draw a chart (SVG)")
-    bench.add_argument("--list", action="store_true", help="show the cases and stop")
+    bench.add_argument("--list", action="store_true", help="list the cases and exit")
+    bench.add_argument(
+        "--random", type=int, metavar="N", help="time N random calls next to PyTorch instead of the cases"
+    )
+    bench.add_argument("--seed", type=int, default=1, help="seed of the random calls (default: %(default)s)")
     bench.set_defaults(run=_bench)
 
     explore = commands.add_parser(
         "explore",
-        help="see windows move over an input, in the browser",
-        description="Open a page that shows where windows lie, what they hold and what they give.",
+        help="show windows moving over an input in the browser",
+        description="Open a page that shows the windows of a pool, their elements and the output.",
         epilog=_EXPLORE_EPILOG,
         formatter_class=layout,
     )
     explore.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     explore.add_argument("--port", type=int, metavar="N", help="port (default: 7667, or a free one)")
-    explore.add_argument("--no-browser", action="store_true", help="open no browser")
-    explore.add_argument("--state", default="", metavar="STATE", help="what the page shows first")
+    explore.add_argument("--no-browser", action="store_true", help="do not open a browser")
+    explore.add_argument("--state", default="", metavar="STATE", help="initial settings of the page")
     explore.add_argument(
-        "--export", type=Path, metavar="FILE", help="write the state as one HTML file and stop"
+        "--export", type=Path, metavar="FILE", help="write the page as one HTML file and exit"
     )
     explore.set_defaults(run=_explore)
     return parser
@@ -167,7 +177,7 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"numbers with commas between them, not {text!r}") from None
+        raise argparse.ArgumentTypeError(f"must be comma-separated integers; got {text!r}") from None
 
 
 def _info(_: argparse.Namespace) -> int:
@@ -182,7 +192,7 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _draw(path: Path) -> bool:
-    picture = pool_picture(_PICTURED, kernel_size=3, stride=2, padding=1)
+    picture = pool_picture(_DEMO_PLANE, kernel_size=3, stride=2, padding=1)
     if not _write("picture", path, picture):
         return False
     print(f"Picture of a 3x3 max pool with stride 2 and padding 1: {path.resolve()}")
@@ -213,7 +223,7 @@ def _explore(arguments: argparse.Namespace) -> int:
 
 
 def _results(path: Path | None) -> dict[str, Any]:
-    """What a results file holds."""
+    """The contents of a results file."""
     if path is None:
         raise ValueError("bench: --update needs a results file: --json FILE")
     try:
@@ -223,23 +233,47 @@ def _results(path: Path | None) -> dict[str, Any]:
     return found
 
 
+def _bench_random(arguments: argparse.Namespace, threads: Sequence[int]) -> int:
+    from ndpool._bench import random_calls, report
+
+    if arguments.random < 1 or arguments.device == "cuda":
+        raise ValueError(
+            f"bench: --random must be at least 1, on the CPU; got --random {arguments.random} "
+            f"with --device {arguments.device}"
+        )
+    try:
+        bar = report.progress_bar(sys.stderr)
+        document = random_calls.run(arguments.random, arguments.seed, threads, bar)
+    except ImportError:
+        print("ndpool: bench: --random needs PyTorch; install ndpool[torch]", file=sys.stderr)
+        return 1
+    written = not arguments.json or _write("results", arguments.json, report.as_json(document))
+    print(random_calls.text(document))
+    failures = random_calls.failures(document)
+    for failure in failures:
+        print(f"ndpool: bench: {failure}", file=sys.stderr)
+    return int(bool(failures) or not written)
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from ndpool import _bench as bench
 
     cuda = arguments.device == "cuda"
     if cuda and arguments.threads:
-        raise ValueError("bench: --threads is for the CPU; got it with --device cuda")
+        raise ValueError("bench: --threads applies to the CPU only; got --device cuda")
     cases = bench.select(arguments.case, arguments.quick, bench.cuda.ALL_CASES if cuda else None)
     if arguments.list:
         print(bench.report.listing(cases))
         return 0
     for path in filter(None, (arguments.json, arguments.plot)):
-        if not path.parent.is_dir():  # told now, and not when all is measured
-            raise ValueError(f"bench: no directory {path.parent} to write {path.name} to")
+        if not path.parent.is_dir():  # fail before measuring
+            raise ValueError(f"bench: cannot write {path.name}: no directory {path.parent}")
     threads, report = arguments.threads or bench.all_threads(), bench.report
+    if arguments.random is not None:
+        return _bench_random(arguments, threads)
     before = _results(arguments.json) if arguments.update else None
     how: Any = (arguments.quick, report.progress_bar(sys.stderr))
-    told: Any = bench.cuda_report if cuda else report
+    device_report: Any = bench.cuda_report if cuda else report
     try:
         document = bench.cuda.run(cases, *how) if cuda else bench.run(cases, threads, *how)
     except RuntimeError as error:
@@ -247,17 +281,17 @@ def _bench(arguments: argparse.Namespace) -> int:
         return 1
     if before is not None:
         document = report.updated(before, document)
-    # The files first: whoever reads the table may be gone by now.
+    # Write the files first: printing may fail if the reader of a pipe has exited.
     written = [
         _write(what, path, text(document))
         for what, path, text in (
             ("results", arguments.json, report.as_json),
-            ("chart", arguments.plot, told.chart),
+            ("chart", arguments.plot, device_report.chart),
         )
         if path
     ]
-    print(f"{told.table(document)}\n\n{told.summary(document)}")
-    failures = told.failures(document)
+    print(f"{device_report.table(document)}\n\n{device_report.summary(document)}")
+    failures = device_report.failures(document)
     for failure in failures:
         print(f"ndpool: bench: {failure}", file=sys.stderr)
     return int(bool(failures) or not all(written))

@@ -1,4 +1,4 @@
-"""Control: how many threads the CPU kernels use, and a view of what ndpool found on this machine."""
+"""Number of CPU threads, and a summary of the installation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ndpool._arguments import check_int, show
 
 def set_num_threads(n: int) -> None:
     """
-    Set how many threads a call may use on the CPU.
+    Set the maximum number of CPU threads per call.
 
     Parameters
     ----------
     n : int
-        From 1 to 1024. Results are the same bits for every number.
+        From 1 to 1024. Results are bitwise identical for every number.
 
     Examples
     --------
@@ -36,9 +36,9 @@ def set_num_threads(n: int) -> None:
 
 def get_num_threads() -> int:
     """
-    How many threads a call may use on the CPU: all cores of the process unless something else was set.
+    Return the maximum number of CPU threads per call, by default all cores available to the process.
 
-    `NDPOOL_NUM_THREADS` sets another start value. Worker processes start with one.
+    `NDPOOL_NUM_THREADS` sets another default. Worker processes default to one.
     """
     from ndpool._native import core
 
@@ -59,7 +59,7 @@ def _text(value: object) -> str:
 
 def show_config() -> Config:
     """
-    What ndpool runs on: instruction set, threads, and the frameworks that are loaded in this process.
+    Return the configuration: versions, instruction set, threads, and the frameworks loaded in this process.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def show_config() -> Config:
             "instruction sets available": tuple(core.isa_names()),
             "threads": core.num_threads(),
             "cores": os.cpu_count(),
-            "frameworks served": tuple(sorted({package for package, _ in FRAMEWORKS})),
+            "frameworks supported": tuple(sorted({package for package, _ in FRAMEWORKS})),
             "frameworks loaded": tuple(
                 name for name in ("torch", "jax", "cupy", "dask") if name in sys.modules
             ),

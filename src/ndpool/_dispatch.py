@@ -1,7 +1,7 @@
-"""From an array's type to the framework room that serves it, remembered per type.
+"""From an array's type to its framework.
 
-A room is imported when the first array of its framework arrives; the framework itself was imported by
-whoever made that array, so nothing is ever imported on behalf of a caller who does not use it.
+A framework is imported when its first array arrives. Whoever made that array has imported the library behind
+it, so ndpool never imports a library that the caller does not use.
 """
 
 from __future__ import annotations
@@ -9,91 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ndpool.geometry import Plan
-from ndpool.reductions import Reduction
+from ndpool._arguments import input_name
+from ndpool._call import Call, Function, Unpool
 
 
-class Room(Protocol):
-    """What a framework room offers to the functions above it."""
+class Framework(Protocol):
+    """What a module in `frameworks/` provides."""
 
-    def named(
-        self,
-        fn: str,
-        n_axes: int,
-        reduction: Reduction,
-        x: Any,
-        window: tuple[Any, ...],
-        return_indices: bool = False,
-        dtype: Any = None,
-        out: Any = None,
-        divisor: Any = None,
-        norm: float = 0.0,
-    ) -> Any:
-        """A named function from its arguments; `window` holds those of `geometry.named`."""
-
-    def pool(
-        self,
-        fn: str,
-        plan: Plan,
-        reduction: Reduction,
-        x: Any,
-        axes: tuple[int, ...],
-        return_indices: bool,
-        dtype: Any,
-        out: Any,
-        divisor: int,
-        norm: float,
-    ) -> Any:
-        """Reduce `x` over the windows of `plan`; a pair with int64 indices when they are asked for."""
-
-    def unpool(
-        self, fn: str, values: Any, indices: Any, sizes: tuple[int, ...], axes: tuple[int, ...]
-    ) -> Any:
-        """Zeros of the given pooled sizes with every value at its index."""
-
-    def fractional(
-        self,
-        fn: str,
-        n_axes: int,
-        x: Any,
-        size: tuple[Any, ...],
-        return_indices: bool,
-        given: Any,
-        generator: Any,
-    ) -> Any:
-        """Maxima over windows at the places that samples give; `size` is kernel, output size and ratio."""
-
-    # None, or whether the sizes of an array may be symbols; such an array's plan is made later, in the room.
+    # Whether an array is nothing but its memory, so that prepared calls may run; None: always.
+    plain: Callable[[Any], bool] | None
+    # Whether the sizes of an array may be symbolic, so that its plan is made later; None: never.
     traced: Callable[[Any], bool] | None
 
-    def sliding(
-        self,
-        fn: str,
-        reduction: Reduction,
-        x: Any,
-        axes: tuple[int, ...],
-        window: tuple[Any, ...],
-        return_indices: bool,
-        dtype: Any,
-        out: Any,
-        divisor: int,
-        norm: float,
-    ) -> Any:
-        """Pool a traced array; `window` holds the arguments of `geometry.sliding`."""
+    def run(self, call: Call, x: Any) -> Any:
+        """Pool `x`: values, or values and indices."""
 
-    def adaptive(
-        self,
-        fn: str,
-        reduction: Reduction,
-        x: Any,
-        axes: tuple[int, ...],
-        output_size: Any,
-        return_indices: bool,
-        dtype: Any,
-        out: Any,
-        norm: float,
-    ) -> Any:
-        """Pool a traced array to a fixed size."""
+    def fractional(self, call: Call, x: Any, samples: Any, generator: Any) -> Any:
+        """Pool `x` over windows that random samples place; `call.windows` is kernel and output sizes."""
+
+    def unpool(self, call: Unpool, values: Any, indices: Any) -> Any:
+        """Values at their indices in planes of zeros."""
+
+    def prepare(self, call: Call, x: Any) -> Callable[[Any, Any], Any] | None:
+        """The call for arrays like `x`, ready to run again: (array, out) to a result, or None to decline."""
+
+    # The cache of prepared calls, from `_cache`.
+    def recall(self, function: Function, x: Any, arguments: tuple[Any, ...], indices: bool) -> Any:
+        """The prepared call; None where there is none yet, False where there can be none."""
+
+    def remember(
+        self, function: Function, x: Any, arguments: tuple[Any, ...], indices: bool, prepared: Any
+    ) -> None:
+        """Keep a prepared call."""
 
 
 def _numpy() -> Any:
@@ -108,26 +55,29 @@ def _torch() -> Any:
     return torch
 
 
-# (package, class) of an array, found anywhere among its base classes -> what imports the room, by a statement
-# that PyTorch's compiler can follow.
-FRAMEWORKS = {("numpy", "ndarray"): _numpy, ("torch", "Tensor"): _torch}
+# (package, class) of an array or one of its base classes -> the import of its framework, as a statement that
+# PyTorch's compiler can follow.
+FRAMEWORKS: dict[tuple[str, str], Callable[[], Any]] = {
+    ("numpy", "ndarray"): _numpy,
+    ("torch", "Tensor"): _torch,
+}
 
-rooms: dict[type, Room] = {}  # of the types met so far
+frameworks: dict[type, Framework] = {}  # of the types seen so far
 
 
-def room_of(fn: str, x: object, name: str = "input") -> Room:
-    """The room for an array, or a TypeError that says which kinds of array there are."""
+def framework_of(fn: str, x: object) -> Framework:
+    """The framework of an array, or a TypeError that lists the supported kinds of array."""
     kind = type(x)
-    room = rooms.get(kind)
-    return room if room is not None else _find(fn, kind, name)
-
-
-def _find(fn: str, kind: type, name: str) -> Room:
+    known = frameworks.get(kind)
+    if known is not None:
+        return known
     for base in kind.__mro__:
         load = FRAMEWORKS.get((base.__module__.partition(".")[0], base.__name__))
         if load is not None:
-            room: Room = load()
-            rooms[kind] = room
-            return room
-    known = ", ".join(f"{package}.{cls}" for package, cls in FRAMEWORKS)
-    raise TypeError(f"{fn}: {name} must be an array ({known}); got {kind.__module__}.{kind.__qualname__}")
+            framework: Framework = load()
+            frameworks[kind] = framework
+            return framework
+    names = ", ".join(f"{package}.{cls}" for package, cls in FRAMEWORKS)
+    raise TypeError(
+        f"{fn}: {input_name(fn)} must be an array ({names}); got {kind.__module__}.{kind.__qualname__}"
+    )

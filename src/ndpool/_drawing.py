@@ -1,7 +1,7 @@
-"""Drawing with matplotlib: cells, windows, bars. `plot` decides what is drawn and calls this.
+"""Drawing with matplotlib: cells, windows and bar charts, called by `plot`.
 
-No window arithmetic and no pooling here: axes arrive with their windows written out, results as arrays.
-Every patch and text has a gid that says what it is (``cell 2,3``, ``window 0,1``), which SVG files keep.
+No window arithmetic or pooling happens here: `plot` passes the taps of every window and the results.
+Every patch and text has a gid that identifies it (``cell 2,3``, ``window 0,1``) and is kept in SVG files.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Patch, Rectangle
 from numpy.typing import NDArray
 
-_INCHES = 0.5  # of a cell, in a figure of our own
-_LANE, _BAR = 0.68, 0.5  # distance and height of the bars of a one-dimensional picture
-_GAP, _FOOT = 1.7, 0.75  # between input and output; below both, for a caption
+_INCHES = 0.5  # per cell, in a new figure
+_BAR_PITCH, _BAR = 0.68, 0.5  # pitch and height of the bars of a 1-D picture
+_GAP, _FOOT = 1.7, 0.75  # between input and output; below both, for the captions
 
 _BY = "\N{MULTIPLICATION SIGN}"
 
@@ -29,7 +29,7 @@ At = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Theme:
-    """The colours of a picture; those of windows are for colour-blind readers too."""
+    """The colours of a picture; the window colours are safe for colour-blind readers."""
 
     page: str
     ink: str
@@ -42,7 +42,7 @@ class Theme:
     bars: tuple[str, str, str]
 
 
-# After Okabe and Ito, without their yellow, which is lost on white.
+# After Okabe and Ito, without their yellow, which has too little contrast on white.
 LIGHT = Theme(
     "#ffffff",
     "#1f2328",
@@ -77,7 +77,7 @@ class Picture(Figure):
 
 
 class Axis(NamedTuple):
-    """One axis of the input: its size, where padding begins and ends, and the taps of every window."""
+    """One axis of the input: its size, the bounds of its padding, and the taps of every window."""
 
     size: int
     bounds: tuple[int, int]
@@ -85,19 +85,19 @@ class Axis(NamedTuple):
 
     @property
     def extent(self) -> tuple[int, int]:
-        """From the first to behind the last cell that is drawn: a window may reach beyond the padding."""
-        ends = [place for taps in self.taps if taps for place in (taps[0], taps[-1] + 1)]
+        """The half-open range of cells to draw, including taps beyond the padding."""
+        ends = [i for taps in self.taps if taps for i in (taps[0], taps[-1] + 1)]
         return min(0, self.bounds[0], *ends), max(self.size, self.bounds[1], *ends)
 
-    def kind(self, place: int) -> str:
-        """What stands at a place."""
-        if 0 <= place < self.size:
+    def kind(self, i: int) -> str:
+        """Whether a position is in the input ("cell"), in the padding, or beyond it."""
+        if 0 <= i < self.size:
             return "cell"
-        return "padding" if self.bounds[0] <= place < self.bounds[1] else "beyond"
+        return "padding" if self.bounds[0] <= i < self.bounds[1] else "beyond"
 
 
 class WindowPicture:
-    """Input, windows and output of one pool, drawn on one `Axes` with a cell as the unit."""
+    """The input, windows and output of one pool on one `Axes`, in units of cells."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class WindowPicture:
         self.cells = tuple(hi - lo for lo, hi in spans)
 
     def draw(self, ax: Axes | None) -> Figure:
-        """Draw on `ax`, or on a figure of the right size."""
+        """Draw on `ax`, or on a new figure of matching size."""
         flat = len(self.axes) == 1
         columns = self.cells[-1]
-        rows = 1.35 + _LANE * len(self.chosen) if flat else max(self.cells[0], self.out[0])
+        rows = 1.35 + _BAR_PITCH * len(self.chosen) if flat else max(self.cells[0], self.out[0])
         width = columns + _GAP + (1.2 if flat else self.out[1])
         height = rows + _FOOT
         if ax is None:
@@ -134,12 +134,12 @@ class WindowPicture:
         ax.axis("off")
         self.ax = ax
         box = ax.get_window_extent()
-        # Letters follow the size of a cell, whatever the axes were made for.
+        # Scale the font with the cells.
         self.points = min(box.width / (width + 0.4), box.height / (height + 0.4)) * 72 / ax.figure.dpi
         top = 0.0 if flat else (rows - self.cells[0]) / 2
         self.draw_input(top)
         if flat:
-            self.draw_lanes()
+            self.draw_window_bars()
         else:
             self.draw_windows(top)
         self.draw_values(top)
@@ -154,16 +154,16 @@ class WindowPicture:
         return ax.figure  # type: ignore[return-value]
 
     def place(self, at: At) -> tuple[int, int]:
-        """Column and row of an input position in the picture."""
+        """The column and row of an input position in the picture."""
         moved = [i - lo for i, lo in zip(at, self.origin, strict=True)]
         return moved[-1], moved[0] if len(moved) == 2 else 0
 
     def colour(self, o: At) -> str:
-        """The colour of an output: neighbours differ along both axes."""
+        """The colour of an output; neighbours along both axes have different colours."""
         return self.theme.windows[(o[-1] + (3 * o[0] if len(o) == 2 else 0)) % len(self.theme.windows)]
 
     def draw_input(self, top: float) -> None:
-        """Every cell, what is padding, and what only a last window reaches."""
+        """Draw the cells of the input, the padding, and cells beyond it that the last windows reach."""
         theme = self.theme
         looks: dict[str, dict[str, Any]] = {
             "cell": {"fc": theme.cell, "ec": theme.line, "lw": 0.8},
@@ -177,11 +177,11 @@ class WindowPicture:
             self.add(Rectangle((x, y + top), 1, 1, **looks[kind]), kind, at)
 
     def draw_windows(self, top: float) -> None:
-        """The windows of two axes: an outline, and a mark on every tap where the taps have gaps."""
+        """Draw the windows of a 2-D pool as outlines; dilated windows also mark every tap."""
         for o in self.chosen:
             down, across = (axis.taps[i] for axis, i in zip(self.axes, o, strict=True))
             colour = self.colour(o)
-            # Neighbours get different insets, or the edges that they share would hide one another.
+            # Different insets keep the shared edges of neighbouring windows visible.
             inset = 0.04 + 0.04 * ((o[0] % 2) * 2 + o[1] % 2)
             x, y = self.place((down[0], across[0]))
             width, height = across[-1] - across[0] + 1 - 2 * inset, down[-1] - down[0] + 1 - 2 * inset
@@ -202,11 +202,11 @@ class WindowPicture:
                 box = rounded(x + 0.13, y + top + 0.13, 0.74, 0.74, 0.14, fc=colour, ec="none", alpha=0.28)
                 self.add(box, "tap", o)
 
-    def draw_lanes(self) -> None:
-        """The windows of one axis: below the input a bar each, and its output at the end."""
+    def draw_window_bars(self) -> None:
+        """Draw the windows of a 1-D pool: one bar each below the input, with its output at the end."""
         axis, theme, columns = self.axes[0], self.theme, self.cells[0]
-        for lane, o in enumerate(self.chosen):
-            y, taps, colour = 1.35 + _LANE * lane, axis.taps[o[0]], self.colour(o)
+        for line, o in enumerate(self.chosen):
+            y, taps, colour = 1.35 + _BAR_PITCH * line, axis.taps[o[0]], self.colour(o)
             left = self.place((taps[0],))[0]
             self.ax.plot(
                 [left + 0.2, left + taps[-1] - taps[0] + 0.8],
@@ -256,7 +256,7 @@ class WindowPicture:
                 self.text(x, y + _BAR / 2, note, 0.17, colour=theme.quiet, what="note", at=o)
 
     def draw_values(self, top: float) -> None:
-        """The numbers of the input and their positions; of two axes the winners are circled."""
+        """Draw the values and flat indices of the input; in 2-D, circle the maxima or minima."""
         theme = self.theme
         sizes = tuple(axis.size for axis in self.axes)
         won: dict[int, list[At]] = {}
@@ -283,7 +283,7 @@ class WindowPicture:
                 self.text(x + 0.5, low, str(flat), 0.16, colour=theme.quiet, what="position", at=at)
 
     def draw_output(self, left: float, top: float) -> None:
-        """The output of two axes; what was not chosen has no colour."""
+        """Draw the output of a 2-D pool; outputs that were not chosen are grey."""
         theme, chosen = self.theme, set(self.chosen)
         middle = top + self.out[0] / 2
         arrow = FancyArrowPatch((left - _GAP + 0.4, middle), (left - 0.4, middle))
@@ -303,7 +303,7 @@ class WindowPicture:
                 self.text(x + 0.5, low, note, 0.16, colour=theme.quiet, what="note", at=o)
 
     def note(self, o: At) -> str:
-        """What stands below an output: where it came from, or what it was divided by."""
+        """The note of an output: its divisor, or the index of its maximum or minimum."""
         if self.divisors is not None:
             return f"÷ {self.divisors[o]}"
         return f"at {self.winners[o]}" if self.positions and self.winners is not None else ""
@@ -312,7 +312,7 @@ class WindowPicture:
         self.text(x, y, words, 0.22, colour=self.theme.quiet, what="caption", at=())
 
     def add(self, patch: Patch, what: str, at: At) -> None:
-        """Put a patch on the axes, named."""
+        """Add a patch with its gid."""
         if patch.get_hatch():
             patch.set(hatch_linewidth=0.5)
         patch.set_gid(" ".join((what, ",".join(map(str, at)))).strip())
@@ -330,7 +330,7 @@ class WindowPicture:
         colour: str = "",
         bold: bool = False,
     ) -> None:
-        """Put a text on the axes; its size is a share of a cell, smaller where it is long."""
+        """Add a text; its size is a fraction of a cell, reduced for long numbers."""
         points = self.points * size * (min(1, 4.2 / max(1, len(words))) if what in ("value", "output") else 1)
         text = self.ax.text(x, y, words, ha="center", va="center_baseline", fontsize=points)
         text.set(color=colour or self.theme.ink, fontweight="bold" if bold else "normal", zorder=3)
@@ -338,14 +338,14 @@ class WindowPicture:
 
 
 def rounded(x: float, y: float, width: float, height: float, radius: float, **look: Any) -> FancyBboxPatch:
-    """A rectangle with round corners."""
+    """A rectangle with rounded corners."""
     box = FancyBboxPatch((x, y), width, height, boxstyle=f"round,pad=0,rounding_size={radius}")
     box.set(**look)
     return box
 
 
 def number(value: Any) -> str:
-    """A number in few characters."""
+    """A number formatted in a few characters."""
     kind = value.dtype.kind
     return f"{value:.3g}" if kind == "f" else f"{int(value)}" if kind in "iub" else f"{float(value):.3g}"
 
@@ -364,7 +364,7 @@ def draw_bars(
     *,
     shares: bool = False,
 ) -> Figure:
-    """Groups of horizontal bars, the first group on top: factors on a logarithmic scale, or shares of 1."""
+    """Draw groups of horizontal bars, the first on top: factors on a log scale, or shares of 1."""
     height = 0.27 * len(series)
     if ax is None:
         figure = Picture(figsize=(8, 1.4 + 0.42 * len(groups)), dpi=120, layout="constrained")

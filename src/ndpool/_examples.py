@@ -1,7 +1,7 @@
-"""The worked examples: one list that the command line, the scripts in ``examples/`` and the tests run.
+"""The worked examples, run by the command line, a script in ``examples/`` and the tests.
 
-An example is the text of a few lines of code and what expressions must give after them. The text that is
-shown is the text that runs, so the two cannot drift apart. NumPy is all that the examples need.
+An example is the source of a few lines of code and the expected values of expressions evaluated after it.
+The printed source is the source that runs. The examples need only NumPy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ rng = np.random.default_rng(0)"""
 
 
 class Outcome(NamedTuple):
-    """One checked expression of an example: what it gave, and whether that was expected."""
+    """One checked expression of an example: its value, and whether that was expected."""
 
     expression: str
     value: Any
@@ -41,7 +41,7 @@ class Example:
     expected: Mapping[str, Any]
 
     def run(self) -> Iterator[Outcome]:
-        """Run the code, then yield each expression with its value and its verdict."""
+        """Run the code, then yield each expression with its value and whether it passed."""
         scope = {"np": np, "ndpool": ndpool, "nn": nn, "rng": np.random.default_rng(0)}
         exec(compile(self.code, f"<{self.title}>", "exec"), scope)
         for expression, expected in self.expected.items():
@@ -68,7 +68,7 @@ y = ndpool.max_pool2d(x, 7, 1, 3)""",
         {"y.shape": (1, 3, 224, 224), "bool((y >= x).all())": True},
     ),
     Example(
-        "The largest of every 2x2 block, and where it stood",
+        "The maximum of every 2x2 block and its index",
         """\
 x = np.array([[[[-0.4128, 0.2341, -0.9876, 0.4567],
                 [0.1234, 0.8765, -0.2345, 0.6789],
@@ -83,7 +83,7 @@ y, i = nn.MaxPool2d(2, 2, return_indices=True)(x)""",
         },
     ),
     Example(
-        "Windows that overlap, windows that are not square",
+        "Overlapping windows and rectangular windows",
         """\
 x = np.arange(54.0).reshape(1, 1, 6, 9)
 overlapping = nn.MaxPool2d(3, stride=1)
@@ -108,7 +108,7 @@ mean = ndpool.adaptive_avg_pool2d(x, 1)""",
         },
     ),
     Example(
-        "Any size in, the same size out",
+        "Adaptive pooling: any input size, a fixed output size",
         """\
 head = nn.AdaptiveAvgPool2d((7, 7))
 small, large = np.ones((1, 256, 56, 56)), np.ones((1, 256, 112, 112))
@@ -122,7 +122,7 @@ level = np.arange(196.0).reshape(1, 1, 14, 14)""",
         },
     ),
     Example(
-        "Pool with indices, then put every value back where it came from",
+        "Pool with indices, then unpool every value to its original position",
         """\
 x = rng.random((2, 3, 28, 28)) + 1
 y, i = ndpool.max_pool2d(x, 2, return_indices=True)
@@ -148,7 +148,7 @@ mean = ndpool.pool(image, (2, 2), reduce="avg", ceil_mode=True)""",
         },
     ),
     Example(
-        "Growing a mask: a maximum with stride 1",
+        "Dilating a mask: max pooling with stride 1",
         """\
 mask = np.zeros((5, 7), dtype=np.uint8)
 mask[1, 2] = mask[4, 6] = 1
@@ -185,11 +185,11 @@ y = ndpool.pool(x, (3,), reduce="avg", stride=1, padding="same", count_include_p
 
 
 def run_all() -> int:
-    """Run every example, print it with what it gives, and return how many checks failed."""
+    """Run and print every example with its results, and return the number of failed checks."""
     print(_prompt(PREAMBLE))
     failures = 0
     for number, example in enumerate(EXAMPLES, 1):
-        # Flushed before the work, so that the title tells a waiting reader what is running.
+        # Flush before running, so that the title shows which example is in progress.
         print(f"\n[{number}/{len(EXAMPLES)}] {example.title}", flush=True)
         print(_prompt(example.code))
         for expression, value, passed in example.run():

@@ -1,37 +1,17 @@
 """`explain`: which engine, instruction set, threads and copies a call uses.
 
-The call is made once, while the core and the frameworks record what they do. A framework notes its copies and
-its GPU kernels here; on a path that every call takes it looks at `recording` first.
+The call is made once while `_record` records what the core and the frameworks do.
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-recording = 0  # explanations under way, in any thread
-_lock = threading.Lock()
-_local = threading.local()
-
-
-@dataclass(frozen=True)
-class Step:
-    """One run of a kernel."""
-
-    direction: str
-    engine: str
-    instruction_set: str | None
-    threads: int | None
-    device: str = "cpu"
-
-    def __str__(self) -> str:
-        if self.device != "cpu":
-            return f"{self.direction}: {self.engine} on {self.device}"
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{self.direction}: {self.engine}, {self.instruction_set}, {threads}"
+if TYPE_CHECKING:
+    from ndpool._record import Step
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,8 +52,12 @@ def explain(function: Callable[..., Any] | str, x: Any, *args: Any, **kwargs: An
     ----------
     function : callable or str
         A function of this package, its name, or a layer.
-    x, *args, **kwargs
-        Arguments of the call.
+    x : array
+        Input of the call.
+    *args : object
+        Positional arguments of the call, after `x`.
+    **kwargs : object
+        Keyword arguments of the call.
 
     Returns
     -------
@@ -95,48 +79,12 @@ def explain(function: Callable[..., Any] | str, x: Any, *args: Any, **kwargs: An
             raise ValueError(f"explain: function must be a function of ndpool; got function={name!r}")
     elif not callable(function):
         raise TypeError(f"explain: function must be a function, a name or a layer; got {function!r}")
+    from ndpool._record import Recorder  # loads the core, which importing the package does not
+
     name = getattr(function, "__name__", None) or type(function).__name__
-    outer: _Notes | None = getattr(_local, "notes", None)
-    if outer is not None:
-        outer.collect()
-    notes = _local.notes = _Notes()
-    _count(1)
-    _core_recording(True)
-    try:
+    with Recorder() as recorder:
         _differentiate(function(x, *args, **kwargs), x)
-        notes.collect()
-    finally:
-        _core_recording(outer is not None)
-        _count(-1)
-        _local.notes = outer
-    return Explanation(name, tuple(notes.steps), tuple(notes.copies))
-
-
-class _Notes:
-    def __init__(self) -> None:
-        self.steps: list[Step] = []
-        self.copies: list[str] = []
-
-    def collect(self) -> None:
-        """The core's steps since the last look, in their place among those of the GPU."""
-        from ndpool._native import BUILT, core
-
-        if BUILT:
-            self.steps += [Step(*step) for step in core.recorded()]
-            core.set_recording(True)
-
-
-def _core_recording(on: bool) -> None:
-    from ndpool._native import BUILT, core
-
-    if BUILT:
-        core.set_recording(on)
-
-
-def _count(change: int) -> None:
-    global recording
-    with _lock:
-        recording += change
+    return Explanation(name, tuple(recorder.steps), tuple(recorder.copies))
 
 
 def _differentiate(result: Any, x: Any) -> None:
@@ -146,18 +94,3 @@ def _differentiate(result: Any, x: Any) -> None:
         torch = sys.modules["torch"]
         with torch.autograd.set_multithreading_enabled(False):
             torch.autograd.grad(y, x, torch.ones_like(y), allow_unused=True)
-
-
-def note_copy(what: str) -> None:
-    """A framework copies a whole array."""
-    notes: _Notes | None = getattr(_local, "notes", None)
-    if notes is not None:
-        notes.copies.append(what)
-
-
-def note_kernel(direction: str, engine: str, device: str) -> None:
-    """A framework launches a kernel that is not the core's."""
-    notes: _Notes | None = getattr(_local, "notes", None)
-    if notes is not None:
-        notes.collect()
-        notes.steps.append(Step(direction, engine, None, None, device))

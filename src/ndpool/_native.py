@@ -1,8 +1,8 @@
-"""The compiled core, loaded when a CPU array is first pooled, with the environment's wishes applied.
+"""The compiled core, loaded when an array is first pooled, and its settings from the environment.
 
-Where it was not built, everything that needs it says so when it is used: CUDA tensors need no core.
-`NDPOOL_ISA` forces an instruction set, `NDPOOL_NUM_THREADS` a number of threads; a wish that cannot be
-granted raises and names what exists. Worker processes of multiprocessing start with one thread.
+Where it was not built, using it raises an ImportError; CUDA tensors do not need it. `NDPOOL_ISA` forces an
+instruction set and `NDPOOL_NUM_THREADS` a number of threads; a value that is not available raises an error
+that lists what is. Worker processes of multiprocessing start with one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ndpool._arguments import show
-from ndpool.geometry import AxisPlan, Plan
+from ndpool._plan import AxisPlan, Plan
 
 try:
     from ndpool import _core as core
@@ -32,15 +32,13 @@ except ImportError as error:
 
     core = _Missing()  # type: ignore[assignment]
 
-__all__ = ["BUILT", "INDEX64", "MAX_THREADS", "NO_EXTRA", "OFFSET8", "OFFSET32", "core", "core_plan"]
+__all__ = ["BUILT", "MAX_THREADS", "core", "core_plan"]
 
 BUILT = isinstance(core, ModuleType)
-# What a pick stores beside its values: nothing, offsets inside the window, positions in the plane.
-NO_EXTRA, OFFSET8, OFFSET32, INDEX64 = range(4)
 
 
 def core_plan(plan: Plan) -> core.Plan:
-    """The core's form of a plan, made once and kept with it."""
+    """The compiled form of a plan, made once and stored in it."""
     if plan.core is None:
         plan.core = core.Plan([_core_axis(axis) for axis in plan.axes])
     return plan.core  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""A picture of one small 2-D max pool as SVG text: input, padding, windows, winners and output.
+"""An SVG picture of one small 2-D max pool: input, padding, windows, maxima and output.
 
-The command line's demo calls it. The windows come from ``ndpool.windows`` and the numbers from
-``ndpool.max_pool2d``; only the drawing lives here. The colours follow the reader's light or dark theme.
+Used by ``ndpool demo``. The windows come from ``ndpool.windows`` and the values from ``ndpool.max_pool2d``;
+this module only draws. The colours follow the viewer's light or dark theme.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def pool_picture(
     values, indices = values[0], indices[0]
     pads = _pair(padding)
     padded = [size + 2 * pad for size, pad in zip(x.shape, pads, strict=True)]
-    # The windows of the padded plane are those of the plane, told with their padding.
+    # The windows of the padded plane are the windows of the plane including their padding.
     spans = [ndpool.windows(*axis) for axis in zip(padded, _pair(kernel_size), _pair(stride), strict=True)]
     rows, columns = padded
     right = _MARGIN + columns * _CELL
@@ -97,10 +97,10 @@ def pool_picture(
     _draw_output(root, values, indices, right + _GAP, middle - values.shape[0] * _CELL / 2)
 
     foot = _HEAD + rows * _CELL + 24
-    border = "; hatched: padding, which never wins" if any(pads) else ""
+    border = "; hatched: padding, never selected" if any(pads) else ""
     notes = (
-        f"input {x.shape[0]} x {x.shape[1]}, small: flat positions{border}",
-        "outlined: the windows; filled: the maximum of the window of that colour",
+        f"input {x.shape[0]} x {x.shape[1]}, small: flat indices{border}",
+        "outlined: windows; filled: the maximum of the window of that colour",
     )
     for line, note in enumerate(notes):
         _add(root, "text", note, class_="note", x=(_MARGIN + right) / 2, y=foot + 20 * line)
@@ -118,7 +118,7 @@ def _draw_input(
     spans: list[list[range]],
     indices: NDArray[Any],
 ) -> None:
-    """Draw the padded grid, over it the windows, over them the numbers with the winners filled."""
+    """Draw the padded grid, then the windows, then the values with the maxima marked."""
     rows, columns = (size + 2 * pad for size, pad in zip(x.shape, pads, strict=True))
     for row, column in np.ndindex(rows, columns):
         inside = pads[0] <= row < rows - pads[0] and pads[1] <= column < columns - pads[1]
@@ -127,7 +127,7 @@ def _draw_input(
         _add(root, "rect", **look, **at, width=_CELL, height=_CELL)
     for number, (o_row, o_column) in enumerate(np.ndindex(indices.shape)):
         down, across = spans[0][o_row], spans[1][o_column]
-        # Neighbours get different insets, or the edges that they share would hide one another.
+        # Different insets keep the shared edges of neighbouring windows visible.
         inset = 3 + 4 * ((o_row + o_column) % 2)
         colour = _window_colour(number)
         _add(
@@ -179,7 +179,7 @@ def _draw_output(
     left: float,
     top: float,
 ) -> None:
-    """Draw the output grid: each value in the colour of its window, below it the position it came from."""
+    """Draw the output grid: each value in the colour of its window, with its index below."""
     for number, (row, column) in enumerate(np.ndindex(values.shape)):
         colour = _window_colour(number)
         x, y = left + column * _CELL, top + row * _CELL

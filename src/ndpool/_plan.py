@@ -179,15 +179,14 @@ def irregular(
 class Plan:
     """The windows of a call: one `AxisPlan` per pooled axis."""
 
-    __slots__ = ("axes", "core", "norm_divisor", "out", "sizes", "taps")
+    __slots__ = ("axes", "core", "full", "out", "sizes", "taps")
 
     def __init__(self, axes: Sequence[AxisPlan], adaptive: bool = False) -> None:
         self.axes = tuple(axes)
         self.sizes = tuple(axis.size for axis in axes)
         self.out = tuple(axis.out for axis in axes)
         self.taps = prod(axis.kernel for axis in axes)
-        # Lp pooling scales a clipped window up to a full one; an adaptive window is always full.
-        self.norm_divisor = self.taps if adaptive or not all(axis.regular for axis in axes) else 0
+        self.full = adaptive or not all(axis.regular for axis in axes)  # no window is ever clipped
         self.core: Any = None  # the compiled form, filled in by `_native`
 
     def transposed(self) -> Plan:

@@ -1,7 +1,6 @@
 """The general functions: any number of pooled axes, any axes, any reduction, freer padding.
 
-They make a plan in `geometry` and run it in the room of the array's framework. The named functions in
-`functional` are thin aliases that go through the same two steps with PyTorch's stricter rules.
+They pass their arguments to `_run`, as the named functions in `functional` do.
 """
 
 from __future__ import annotations
@@ -9,22 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
 
-from ndpool import geometry
-from ndpool._arguments import (
-    MAX_AXES,
-    check_divisor,
-    check_flag,
-    check_norm,
-    check_sizes,
-    normalize_axes,
-    show,
-)
-from ndpool._dispatch import room_of
+from ndpool._call import PLAIN, Asked, Function
+from ndpool._policy import check_norm
+from ndpool._run import run, run_general_unpool
 from ndpool.reductions import REDUCTIONS, find
 
 A = TypeVar("A")
 Ints = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
+_POOL = {name: Function("pool", reduction) for name, reduction in REDUCTIONS.items()}
+_ADAPTIVE_POOL = {name: Function("adaptive_pool", reduction) for name, reduction in REDUCTIONS.items()}
 
 
 @overload
@@ -90,31 +83,35 @@ def pool(
     Parameters
     ----------
     x : array
-        Any number of axes, any layout, any dtype that has a pooling.
+        Any number of axes, any memory layout, any supported dtype.
     window : int or sequence of int
-        Size of the window along each pooled axis; an int needs `axes`.
-    reduce : {"max", "min", "avg", "sum", "lp"}
-        What becomes of a window. NaN wins in max and min; ties give the first position.
-    stride, dilation : int or sequence of int
-        Distance between windows (default: the window) and between the elements of a window.
-    padding : int, sequence of int, sequence of (before, after), "same", "same_lower" or "valid"
-        Cells added around the input: at most half the window, or more while every window contains an
-        element of the input.
-        `"same"` gives ceil(size / stride) outputs, the odd cell after the input; `"same_lower"` before it.
-    ceil_mode : bool
-        Keep a last window that only begins inside the input or its leading padding.
-    axes : int or sequence of int
-        The pooled axes (default: the last ones); `(-3, -2)` is a channels-last image.
-    count_include_pad, divisor_override : bool, int
-        What an average is divided by: the window with or without its padding, or a number of your own.
-    norm_type : float
-        The p of `reduce="lp"`, which is ``(window size * mean of x**p) ** (1/p)``.
-    return_indices : bool
-        Also return the int64 position of each max or min in the plane of the pooled axes.
-    dtype : dtype
-        Type of the result; by default that of `x` (sums of integers: 64 bits; Lp of integers: float32).
-    out : array, or pair of arrays with `return_indices`
-        Where to put the result.
+        Window size along each pooled axis; an int needs `axes`.
+    reduce : {"max", "min", "avg", "sum", "lp"}, default "max"
+        Reduction applied to each window. Max and min propagate NaN; ties return the first index.
+    stride : int or sequence of int, default None
+        Step between windows; None means `window`.
+    padding : int, str, sequence of int or sequence of pair of int, default 0
+        Padding on both sides, per axis, or as a (before, after) pair per axis. More than half the window is
+        allowed while every window contains an element of the input. ``"same"`` gives ceil(size / stride)
+        outputs and puts the odd element after the input, ``"same_lower"`` before it; ``"valid"`` means 0.
+    dilation : int or sequence of int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    axes : int or sequence of int, default None
+        Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image.
+    count_include_pad : bool, default True
+        Whether padding counts in the divisor of an average.
+    divisor_override : int, default None
+        Divisor used instead of the window size, for averages only.
+    norm_type : float, default 2.0
+        The p of ``reduce="lp"``, the norm ``(sum of |x|**p) ** (1/p)``.
+    return_indices : bool, default False
+        Also return the int64 index of each max or min in the flattened plane of the pooled axes.
+    dtype : dtype, default None
+        Dtype of the result; None keeps that of `x`, except for integers in sums (64 bits) and Lp (float32).
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
 
     Returns
     -------
@@ -130,21 +127,13 @@ def pool(
     array([ 1.,  3.,  6.,  9., 12.,  9.])
     """
     reduction = find("pool", reduce)
-    room = room_of("pool", x, "x")
     if divisor_override is not None and (reduction.norm or not reduction.divides):
         raise ValueError(f"pool: divisor_override is for averages; got it with reduce={reduce!r}")
-    at = normalize_axes("pool", axes, len(x.shape), _count("pool", "window", window, axes))
-    arguments = (window, stride, padding, dilation, ceil_mode, count_include_pad)
-    if room.traced is not None and room.traced(x):
-        divisor, norm = _extras("pool", reduction.name, divisor_override, norm_type)
-        _check_indices_exist("pool", reduction.name, return_indices)
-        return room.sliding(
-            "pool", reduction, x, at, arguments, bool(return_indices), dtype, out, divisor, norm
-        )
-    plan = geometry.sliding("pool", tuple(x.shape[a] for a in at), *arguments, strict=False)
-    divisor, norm = _extras("pool", reduction.name, divisor_override, norm_type)
-    _check_indices_exist("pool", reduction.name, return_indices)
-    return room.pool("pool", plan, reduction, x, at, bool(return_indices), dtype, out, divisor, norm)
+    norm = check_norm("pool", norm_type) if reduction.norm else 0.0
+    plain = dtype is out is divisor_override is None and not norm
+    asked = PLAIN if plain else Asked(dtype, out, divisor_override, norm)
+    arguments = (window, stride, padding, dilation, ceil_mode, count_include_pad, axes)
+    return run(_POOL[reduction.name], x, arguments, return_indices, asked)
 
 
 @overload
@@ -187,19 +176,29 @@ def adaptive_pool(
     out: Any = None,
 ) -> Any:
     """
-    Pool any axes of an array to a fixed size, whatever their size was.
+    Pool any axes of an array to a fixed output size, whatever their input size.
 
-    Window `o` of `n` over a size `s` is ``[floor(o*s/n), ceil((o+1)*s/n))``: windows overlap where `n` does
-    not divide `s`, and repeat where `n` is larger.
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``: windows overlap where `n`
+    does not divide `s`, and repeat where `n` is larger.
 
     Parameters
     ----------
     x : array
-        Any number of axes, any layout, any dtype that has a pooling.
+        Any number of axes, any memory layout, any supported dtype.
     output_size : int or sequence of int or None
-        Outputs along each pooled axis; None keeps the input's size; an int needs `axes`.
-    reduce, axes, norm_type, return_indices, dtype, out
-        As in `pool`.
+        Output size along each pooled axis; None keeps the input's, and an int needs `axes`.
+    reduce : {"max", "min", "avg", "sum", "lp"}, default "max"
+        Reduction applied to each window. Max and min propagate NaN; ties return the first index.
+    axes : int or sequence of int, default None
+        Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image.
+    norm_type : float, default 2.0
+        The p of ``reduce="lp"``, the norm ``(sum of |x|**p) ** (1/p)``.
+    return_indices : bool, default False
+        Also return the int64 index of each max or min in the flattened plane of the pooled axes.
+    dtype : dtype, default None
+        Dtype of the result; None keeps that of `x`, except for integers in sums (64 bits) and Lp (float32).
+    out : array or pair of arrays, default None
+        Array to write the result to; with `return_indices`, a pair (values, indices).
 
     Returns
     -------
@@ -214,34 +213,27 @@ def adaptive_pool(
     (1, 1, 3)
     """
     reduction = find("adaptive_pool", reduce)
-    room = room_of("adaptive_pool", x, "x")
-    at = normalize_axes(
-        "adaptive_pool", axes, len(x.shape), _count("adaptive_pool", "output_size", output_size, axes)
-    )
-    if room.traced is not None and room.traced(x):
-        _, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
-        _check_indices_exist("adaptive_pool", reduction.name, return_indices)
-        return room.adaptive(
-            "adaptive_pool", reduction, x, at, output_size, bool(return_indices), dtype, out, norm
-        )
-    plan = geometry.adaptive("adaptive_pool", tuple(x.shape[a] for a in at), output_size, strict=False)
-    _, norm = _extras("adaptive_pool", reduction.name, None, norm_type)
-    _check_indices_exist("adaptive_pool", reduction.name, return_indices)
-    return room.pool("adaptive_pool", plan, reduction, x, at, bool(return_indices), dtype, out, 0, norm)
+    norm = check_norm("adaptive_pool", norm_type) if reduction.norm else 0.0
+    asked = PLAIN if dtype is out is None and not norm else Asked(dtype, out, None, norm)
+    return run(_ADAPTIVE_POOL[reduction.name], x, (output_size, axes), return_indices, asked)
 
 
 def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None) -> A:
     """
-    Put pooled values back where they came from, zeros elsewhere.
+    Put pooled values back at their indices, with zeros everywhere else.
+
+    Of repeated indices the last in row-major order wins; an index outside the output raises.
 
     Parameters
     ----------
-    values, indices : array
-        What a pooling with `return_indices=True` gave. Of repeated indices the last in row-major order stays.
+    values : array
+        Values returned by a pooling with ``return_indices=True``.
+    indices : array of int
+        Indices returned by that pooling.
     output_size : int or sequence of int
-        Sizes of the pooled axes of the result; an int needs `axes`.
-    axes : int or sequence of int
-        The pooled axes (default: the last ones).
+        Size of the result along each pooled axis; an int needs `axes`.
+    axes : int or sequence of int, default None
+        Pooled axes; None means the last ones.
 
     Returns
     -------
@@ -254,33 +246,4 @@ def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None
     >>> ndpool.unpool(*ndpool.pool(x, (2,), return_indices=True), (4,))
     array([[0, 5, 0, 4]])
     """
-    room = room_of("unpool", values, "values")
-    n_axes = _count("unpool", "output_size", output_size, axes)
-    at = normalize_axes("unpool", axes, len(values.shape), n_axes)  # type: ignore[attr-defined]
-    sizes = check_sizes("unpool", "output_size", output_size, n_axes)
-    return room.unpool("unpool", values, indices, sizes, at)  # type: ignore[no-any-return]
-
-
-def _count(fn: str, name: str, value: object, axes: object) -> int:
-    """How many axes are pooled: as many as are named, or as the argument has entries."""
-    if isinstance(axes, Sequence):
-        return len(axes)
-    if axes is not None:
-        return 1
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        if not 1 <= len(value) <= MAX_AXES:
-            raise ValueError(f"{fn}: {name} must have 1 to {MAX_AXES} entries; got {name}={show(value)}")
-        return len(value)
-    raise ValueError(
-        f"{fn}: {name} must have one entry per pooled axis unless axes is given; got {name}={show(value)}"
-    )
-
-
-def _extras(fn: str, reduce: str, divisor: object, norm_type: object) -> tuple[int, float]:
-    norm = check_norm(fn, norm_type) if REDUCTIONS[reduce].norm else 0.0
-    return check_divisor(fn, divisor) or 0, norm
-
-
-def _check_indices_exist(fn: str, reduce: str, return_indices: object) -> None:
-    if check_flag(fn, "return_indices", return_indices) and not REDUCTIONS[reduce].picks:
-        raise ValueError(f"{fn}: return_indices is for max and min; got it with reduce={reduce!r}")
+    return run_general_unpool(values, indices, output_size, axes)  # type: ignore[no-any-return]

@@ -10,12 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ndpool._arguments import (
+    GENERAL,
     MAX_AXES,
     check_count,
     check_flag,
@@ -34,16 +36,16 @@ from ndpool._plan import irregular, least_residue
 from ndpool._plan import positions as positions
 
 _CACHED = 4096
-_CACHED_WINDOWS = 4096  # an irregular axis with more is made anew: the cache holds no large tables
+_CACHED_WINDOWS = 4096  # an irregular axis with more windows is not cached: its tables are large
 
 
 def kernel_name(fn: str) -> str:
-    """What the public function calls the size of its window."""
+    """The parameter name of the window's size."""
     return "window" if fn == "pool" else "kernel_size"
 
 
 def round_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
-    """Float32 numbers rounded to those that bfloat16 has, to even in the middle."""
+    """Float32 numbers rounded to bfloat16, ties to even."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded: NDArray[Any] = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
@@ -62,11 +64,11 @@ def sliding(
     *,
     strict: bool,
 ) -> Plan:
-    """Windows of one size at even distances; `strict` applies PyTorch's limits, not the general ones."""
+    """Windows of one size at regular distances; `strict` applies PyTorch's limits, not the general ones."""
     key: tuple[Any, ...]
     plain = type(padding) is type(dilation) is type(kernel) is int
     if plain and (stride is None or type(stride) is int):
-        # The common call: plain integers go to the cache as they are.
+        # The common call: plain integers are cache keys as they are.
         key = (kernel, kernel if stride is None else stride, padding, dilation)
     else:
         key = _per_axis(fn, len(sizes), kernel, stride, padding, dilation, strict)
@@ -77,7 +79,7 @@ def sliding(
 def check_window(
     fn: str, n: int, kernel: object, stride: object, padding: object, dilation: object
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, int], ...]]:
-    """Kernel, stride and padding of a named function per axis; raises for what no input size makes right."""
+    """Kernel, stride and padding of a named function per axis; raises for what no input size allows."""
     window = _per_axis(fn, n, kernel, stride, padding, dilation, strict=True)
     _check_ranges(fn, *window, strict=True)
     return window[:3]
@@ -87,7 +89,7 @@ def _per_axis(
     fn: str, n: int, kernel: object, stride: object, padding: object, dilation: object, strict: bool
 ) -> tuple[Any, ...]:
     window = check_ints(fn, kernel_name(fn), kernel, n)
-    default = stride is None or (isinstance(stride, (tuple, list)) and not stride)
+    default = stride is None or (isinstance(stride, (tuple, list)) and len(stride) == 0)
     return (
         window,
         window if default else check_ints(fn, "stride", stride, n),
@@ -147,34 +149,19 @@ def _sliding(
         # Within PyTorch's limit a dilated window may step over the whole input, as in PyTorch.
         if max(before, after) > k // 2 and (empty := _empty_window(axis)) is not None:
             raise ValueError(
-                f"{fn}: every window must hold an element of the input, or padding must be at most half the "
-                f"{named}; got padding={(before, after)} with {named}={k}, stride={s}, dilation={d} and "
-                f"input size {size} (window {empty} holds none)"
+                f"{fn}: every window must contain an element of the input, or padding must be at most half "
+                f"the {named}; got padding={(before, after)} with {named}={k}, stride={s}, dilation={d} and "
+                f"input size {size} (window {empty} contains none)"
             )
         axes.append(axis)
     return Plan(axes)
 
 
-def sliding_outputs(
-    fn: str,
-    sizes: tuple[int, ...],
-    kernel: tuple[int, ...],
-    stride: tuple[int, ...],
-    pads: tuple[tuple[int, int], ...],
-    dilation: tuple[int, ...],
-    ceil_mode: bool,
-    strict: bool,
-) -> tuple[int, ...]:
-    """The output sizes of `sliding`, for sizes that may be a compiler's symbols and cannot be remembered."""
-    plan: Plan = _sliding.__wrapped__(fn, sizes, kernel, stride, pads, dilation, ceil_mode, True, strict)
-    return plan.out
-
-
 def _output_size(size: int, k: int, s: int, before: int, after: int, d: int, ceil_mode: bool) -> int:
-    room = size + before + after - (k - 1) * d - 1
+    span = size + before + after - (k - 1) * d - 1
     if not ceil_mode:
-        return room // s + 1
-    out = -(-room // s) + 1
+        return span // s + 1
+    out = -(-span // s) + 1
     # A last window must begin inside the input or its leading padding.
     return out - 1 if (out - 1) * s >= size + before else out
 
@@ -184,7 +171,7 @@ def _empty_window(a: AxisPlan) -> int | None:
     for o in (0, a.out - 1):  # the outermost windows reach least far into the input
         if a.window(o).taps == 0:
             return o
-    # Windows that begin before the input and end behind it may step over it.
+    # Windows that begin before the input and end after it may step over it.
     reach = a.origin + (a.kernel - 1) * a.step
     first, last = max(0, -((reach - a.size) // a.stride)), min(a.out, -(a.origin // a.stride))
 
@@ -200,7 +187,7 @@ def _empty_window(a: AxisPlan) -> int | None:
 def same_padding(
     mode: str, sizes: Any, kernel: Any, stride: Any, dilation: Any
 ) -> tuple[tuple[int, int], ...]:
-    """The padding that gives ceil(size / stride) outputs; an odd cell goes after the input, or before it."""
+    """The padding that gives ceil(size / stride) outputs; an odd element goes last, or first if lower."""
     pads = []
     for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
         total = max(0, (-(-size // s) - 1) * s + (k - 1) * d + 1 - size)
@@ -209,9 +196,75 @@ def same_padding(
     return tuple(pads)
 
 
-def named(fn: str, sizes: tuple[int, ...], window: tuple[Any, ...]) -> Plan:
-    """Windows of a named function: the arguments of `sliding`, or an output size alone."""
-    return adaptive(fn, sizes, *window) if len(window) == 1 else sliding(fn, sizes, *window, strict=True)
+def plan(fn: str, sizes: tuple[int, ...], arguments: Sequence[Any], strict: bool) -> Plan:
+    """The plan of a call: `arguments` are those of `sliding`, or an output size alone."""
+    if len(arguments) == 1:
+        return adaptive(fn, sizes, arguments[0], strict=strict)
+    return sliding(fn, sizes, *arguments, strict=strict)
+
+
+def flatten(fn: str, sizes: Sequence[int], arguments: Sequence[Any], strict: bool) -> tuple[int, ...]:
+    """The arguments of `plan` as a flat tuple of integers, for sizes that may be a compiler's symbols.
+
+    Either an output size per axis, or kernel, stride, padding before, padding after and dilation per axis and
+    the two flags.
+    """
+    if len(arguments) == 1:
+        return adaptive_sizes(fn, sizes, arguments[0], strict)
+    kernel, stride, padding, dilation = arguments[:4]
+    kernel, stride, padding, dilation = _per_axis(fn, len(sizes), kernel, stride, padding, dilation, strict)
+    if isinstance(padding, str):
+        padding = same_padding(padding, sizes, kernel, stride, dilation)
+    before, after = zip(*padding, strict=True)
+    flags = (
+        check_flag(fn, "ceil_mode", arguments[4]),
+        check_flag(fn, "count_include_pad", (*arguments, True)[5]),
+    )
+    return (*kernel, *stride, *before, *after, *dilation, *map(int, flags))
+
+
+def plan_from_flat(fn: str, sizes: tuple[int, ...], windows: Sequence[int]) -> Plan:
+    """The plan that `flatten` wrote down, once sizes are numbers."""
+    strict = fn not in GENERAL
+    if len(windows) == len(sizes):
+        return adaptive(fn, sizes, tuple(windows), strict=strict)
+    kernel, stride, pads, dilation = _unflattened(len(sizes), windows)
+    flags = map(bool, windows[-2:])
+    padding = tuple(before for before, _ in pads) if strict else pads
+    return sliding(fn, sizes, kernel, stride, padding, dilation, *flags, strict=strict)
+
+
+def outputs_from_flat(fn: str, sizes: tuple[int, ...], windows: Sequence[int]) -> tuple[int, ...]:
+    """The output sizes of that plan, also for sizes that are symbols."""
+    strict = fn not in GENERAL
+    if len(windows) == len(sizes):
+        return adaptive_sizes(fn, sizes, windows, strict)
+    ceil_mode = bool(windows[-2])
+    made: Plan = _sliding.__wrapped__(fn, sizes, *_unflattened(len(sizes), windows), ceil_mode, True, strict)
+    return made.out
+
+
+def norm_taps(fn: str, n: int, windows: Sequence[int]) -> int:
+    """The taps that Lp pooling scales a clipped window up to; 0 where it does not, as in `norm_divisor`."""
+    return prod(windows[:n]) if len(windows) > n and fn not in GENERAL else 0
+
+
+def norm_divisor(fn: str, plan: Plan) -> int:
+    """The divisor of Lp pooling: the taps of a full window for a plain sum, 0 for PyTorch's scaled one.
+
+    PyTorch scales a window that `ceil_mode` clips up to a full one. Adaptive windows are always full, and the
+    general functions give the norm of what a window contains.
+    """
+    if not plan.full and fn not in GENERAL:
+        return 0
+    if plan.taps >= 2**63:
+        raise ValueError(f"{fn}: a window of 2**63 elements or more has no norm; got {plan.taps} elements")
+    return plan.taps
+
+
+def _unflattened(n: int, windows: Sequence[int]) -> tuple[Any, ...]:
+    kernel, stride, before, after, dilation = (tuple(windows[i * n : i * n + n]) for i in range(5))
+    return kernel, stride, tuple(zip(before, after, strict=True)), dilation
 
 
 def adaptive(fn: str, sizes: tuple[int, ...], output_size: object, *, strict: bool = True) -> Plan:
@@ -226,7 +279,7 @@ def adaptive(fn: str, sizes: tuple[int, ...], output_size: object, *, strict: bo
 
 
 def adaptive_sizes(fn: str, sizes: Sequence[int], output_size: object, strict: bool) -> tuple[int, ...]:
-    """The output sizes asked for, checked; sizes may be a compiler's symbols."""
+    """The output sizes asked for, checked; sizes may be symbolic."""
     wanted = check_adaptive(fn, len(sizes), output_size, strict)
     if any(size < 1 for size in sizes):
         raise ValueError(f"{fn}: pooled axes must not be empty; got sizes {sizes}")
@@ -260,7 +313,7 @@ def _adaptive_axis(size: int, out: int) -> AxisPlan:
         k = size // out if out else 1
         return AxisPlan(size, out, k, k, 1, 0, (0, size))
     o = np.arange(out, dtype=np.int64)
-    # o*size by parts: the product itself may leave 64 bits.
+    # o*size by parts: the product itself may exceed 64 bits.
     whole, rest = divmod(size, out)
     starts = o * whole + o * rest // out
     counts = (o + 1) * whole + -(-(o + 1) * rest // out) - starts
@@ -302,9 +355,9 @@ def fractional(
     output_ratio: object,
     narrow: Callable[[NDArray[Any]], NDArray[Any]] | None = None,
 ) -> Plan:
-    """Windows at pseudo-random places, one set per plane, in the samples' own precision as PyTorch.
+    """Windows at pseudo-random places, one set per plane, computed in the samples' precision as in PyTorch.
 
-    `narrow` rounds to that precision where NumPy has no type of it.
+    `narrow` rounds to that precision where NumPy has no such dtype.
     """
     outs = fractional_output(fn, sizes, kernel_size, output_size, output_ratio)
     kernels = check_ints(fn, "kernel_size", kernel_size, len(sizes), single=False)
@@ -341,7 +394,7 @@ def _fractional_starts(
             raise ValueError(
                 f"{fn}: input size {size} is beyond the range of {samples.dtype} _random_samples"
             )
-        # Rounding in a narrow type takes no window beyond the input.
+        # Rounding in a narrow dtype must not move a window beyond the input.
         starts[:, :-1] = np.minimum(places.astype(np.int64) - base.astype(np.int64), size - k)
     if out > 0:
         starts[:, -1] = size - k
@@ -357,7 +410,7 @@ def unpool_size(
     output_size: object,
     dilation: object = 1,
 ) -> tuple[int, ...]:
-    """The sizes to unpool to: the inverse of pooling's, or the given ones where they pool to the same."""
+    """The sizes to unpool to: those that pooling inverts, or given ones that pool to the same size."""
     n = len(sizes)
     kernels, strides, pads, dilations = check_unpool(fn, n, kernel_size, stride, padding, dilation)
     natural = tuple(
@@ -391,7 +444,7 @@ def unpool_size(
 def check_unpool(
     fn: str, n: int, kernel_size: object, stride: object, padding: object, dilation: object
 ) -> tuple[tuple[int, ...], ...]:
-    """Kernel, stride, padding and dilation of an unpooling per axis; PyTorch limits its padding nowhere."""
+    """Kernel, stride, padding and dilation of an unpooling per axis; any padding, as in PyTorch."""
     kernels = check_ints(fn, "kernel_size", kernel_size, n)
     strides = kernels if stride is None else check_ints(fn, "stride", stride, n)
     pads, dilations = check_ints(fn, "padding", padding, n), check_ints(fn, "dilation", dilation, n)
@@ -416,12 +469,23 @@ def windows(
     ceil_mode: bool = False,
 ) -> list[range]:
     """
-    The input positions of every window along one axis.
+    The input range of every sliding window along one axis.
 
     Parameters
     ----------
-    size, kernel_size, stride, padding, dilation, ceil_mode
-        As in `pool`, for one axis; padding may also be a (before, after) pair.
+    size : int
+        Input size.
+    kernel_size : int
+        Window size.
+    stride : int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int, str or pair of int, default 0
+        Padding on both sides, a (before, after) pair, or ``"same"``, ``"same_lower"`` or ``"valid"`` as in
+        `pool`.
+    dilation : int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
 
     Returns
     -------
@@ -442,9 +506,9 @@ def windows(
 
 def adaptive_windows(size: int, output_size: int | None) -> list[range]:
     """
-    The input positions of every adaptive window along one axis.
+    The input range of every adaptive window along one axis.
 
-    Window `o` of `n` over a size `s` is ``[floor(o*s/n), ceil((o+1)*s/n))``.
+    Output `o` of `n` over `s` elements covers ``[floor(o*s/n), ceil((o+1)*s/n))``.
 
     Parameters
     ----------
@@ -486,20 +550,28 @@ def output_size(
     """
     The number of windows: ``floor((size + padding - dilation*(kernel-1) - 1) / stride) + 1``.
 
-    With `ceil_mode` the division rounds up, unless the last window would then begin beyond the input and its
+    With `ceil_mode` the division rounds up, unless the last window would then start beyond the input and its
     leading padding.
 
     Parameters
     ----------
     size : int or sequence of int
         Input size along one axis, or along each.
-    kernel_size, stride, padding, dilation, ceil_mode
-        As in `pool`.
+    kernel_size : int or sequence of int
+        Window size.
+    stride : int or sequence of int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int, str, sequence of int or sequence of pair of int, default 0
+        Padding on both sides, per axis, as a (before, after) pair per axis, or a word, as in `pool`.
+    dilation : int or sequence of int, default 1
+        Step between the elements of a window.
+    ceil_mode : bool, default False
+        Round up instead of down, with the exception above.
 
     Returns
     -------
     int or tuple of int
-        As `size` was given.
+        An int if `size` is one.
 
     Examples
     --------

@@ -1,9 +1,9 @@
 """Pooling layers for any array: PyTorch's names, constructor arguments, attributes and repr.
 
-A layer is a small immutable value: it keeps its arguments and hands them to the function of the same name in
-``ndpool.functional`` when it is called. Layers compare and hash by type and arguments, and they pickle;
-``dataclasses.replace(layer, stride=1)`` makes a changed copy. A layer raises when it is made
-if no input could make its arguments right, with the function's own message. Nothing is computed here.
+A layer is a small immutable value: it stores its arguments and passes them to the function of the same name
+in ``ndpool.functional`` when it is called. Layers compare and hash by type and arguments, and they pickle;
+``dataclasses.replace(layer, stride=1)`` makes a modified copy. Arguments that are invalid for every input
+raise on creation, with the message of the function. Nothing is computed here.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 from ndpool import functional as F
 from ndpool import geometry
 from ndpool._arguments import (
-    check_divisor,
     check_flags,
     check_ints,
-    check_norm,
     check_range,
     check_ratio,
     is_list,
     show,
 )
+from ndpool._policy import check_divisor, check_norm
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -66,14 +65,14 @@ def _hashable(value: Any) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Layer:
-    """What all layers share; a private base documents, after its summary, the parameters that it adds."""
+    """Base of all layers; a private base documents, after its summary, the parameters that it adds."""
 
     _ndim: ClassVar[int]
     _function: ClassVar[Callable[..., Any]]
     _shown: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        # help() shows a class's own docstring alone, so the parameters of the family are written into it.
+        # help() shows only the class's own docstring, so append the parameters of its base classes.
         if "_ndim" in vars(cls) and cls.__doc__:
             summary, _, example = inspect.cleandoc(cls.__doc__).partition("\n\n")
             bases = [inspect.cleandoc(base.__doc__ or "") for base in reversed(cls.__mro__[1:-1])]
@@ -86,7 +85,7 @@ class _Layer:
         self._check(type(self).__name__)
 
     def _check(self, name: str) -> None:
-        """Raise for arguments that no input makes right."""
+        """Raise for arguments that are invalid for every input."""
         flags = ("return_indices", "ceil_mode", "count_include_pad")
         check_flags(name, **{flag: getattr(self, flag) for flag in flags if hasattr(self, flag)})
 
@@ -114,28 +113,28 @@ class _Layer:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Sliding(_Layer):
-    """A window that slides.
+    """A sliding window.
 
     kernel_size : int or sequence of int
-        Extent of the window, one number for all axes or one for each.
-    stride : int or sequence of int, optional
-        Step from one window to the next; the kernel size unless given.
-    padding : int or sequence of int
-        Border on both sides that never wins a maximum and adds nothing to a sum. At most half the kernel,
-        ``padding <= kernel_size // 2``, whatever the dilation; more is refused.
+        Window size, one number for all axes or one for each.
+    stride : int or sequence of int, default None
+        Step between windows; None means `kernel_size`.
+    padding : int or sequence of int, default 0
+        Padding on both sides, ``padding <= kernel_size // 2`` whatever the dilation. It is never the maximum
+        and adds 0 to a sum.
     """
 
     kernel_size: Size
     stride: Size | None = None
     padding: Size = 0
     _shown: ClassVar[tuple[str, ...]] = ("kernel_size", "stride", "padding")
-    _keeps_tuples: ClassVar[bool] = False
+    _as_tuples: ClassVar[bool] = False  # whether sizes become tuples, as in PyTorch
 
     def __post_init__(self) -> None:
         super().__post_init__()
         stride = self.kernel_size if self.stride is None else self.stride
         sizes: dict[str, Any] = {"kernel_size": self.kernel_size, "stride": stride, "padding": self.padding}
-        if self._keeps_tuples:
+        if self._as_tuples:
             sizes = {name: _tuple(size, self._ndim) for name, size in sizes.items()}
         vars(self).update(sizes)
 
@@ -147,14 +146,14 @@ class _Sliding(_Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _MaxPool(_Sliding):
-    """Maximum of a sliding window.
+    """Max pooling over a sliding window.
 
-    dilation : int or sequence of int
-        Step between neighbouring elements of a window.
-    return_indices : bool
-        Return also where each maximum stands, as int64 flat positions in its plane.
-    ceil_mode : bool
-        Keep the last window when it is only partly filled.
+    dilation : int or sequence of int, default 1
+        Step between the elements of a window.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
     """
 
     dilation: Size = 1
@@ -164,7 +163,7 @@ class _MaxPool(_Sliding):
 
 
 class MaxPool1d(_MaxPool):
-    """Maximum of every window along the last axis, of (N, C, L) or (C, L) arrays.
+    """Max pooling along the last axis, of (N, C, L) or (C, L) arrays.
 
     >>> import numpy as np
     >>> MaxPool1d(2)(np.array([[3, 1, 4, 1, 5, 9]]))
@@ -176,7 +175,7 @@ class MaxPool1d(_MaxPool):
 
 
 class MaxPool2d(_MaxPool):
-    """Maximum of every window over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
+    """Max pooling over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
 
     >>> import numpy as np
     >>> MaxPool2d(2)
@@ -191,7 +190,7 @@ class MaxPool2d(_MaxPool):
 
 
 class MaxPool3d(_MaxPool):
-    """Maximum of every window over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
+    """Max pooling over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
 
     >>> import numpy as np
     >>> MaxPool3d((1, 2, 2))(np.zeros((1, 3, 5, 8, 8))).shape
@@ -204,12 +203,12 @@ class MaxPool3d(_MaxPool):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _AvgPool(_Sliding):
-    """Average of a sliding window.
+    """Average pooling over a sliding window.
 
-    ceil_mode : bool
-        Keep the last window when it is only partly filled.
-    count_include_pad : bool
-        Divide by the size of the window with its padding; if false, by the elements that lie in the input.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
+    count_include_pad : bool, default True
+        Whether padding counts in the divisor.
     """
 
     ceil_mode: bool = False
@@ -218,10 +217,10 @@ class _AvgPool(_Sliding):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _AvgPoolWithDivisor(_AvgPool):
-    """Average of a sliding window with a divisor of one's own.
+    """Average pooling with a custom divisor.
 
-    divisor_override : int, optional
-        Divide every sum by this number; 1 makes a sum pool.
+    divisor_override : int, default None
+        Divisor used instead of the window size; 1 gives sums.
     """
 
     divisor_override: int | None = None
@@ -232,7 +231,7 @@ class _AvgPoolWithDivisor(_AvgPool):
 
 
 class AvgPool1d(_AvgPool):
-    """Average of every window along the last axis, of (N, C, L) or (C, L) arrays.
+    """Average pooling along the last axis, of (N, C, L) or (C, L) arrays.
 
     >>> import numpy as np
     >>> AvgPool1d(2)(np.array([[3.0, 1.0, 4.0, 1.0, 5.0, 9.0]]))
@@ -241,11 +240,11 @@ class AvgPool1d(_AvgPool):
 
     _ndim = 1
     _function = staticmethod(F.avg_pool1d)
-    _keeps_tuples = True
+    _as_tuples = True
 
 
 class AvgPool2d(_AvgPoolWithDivisor):
-    """Average of every window over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
+    """Average pooling over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
 
     >>> import numpy as np
     >>> AvgPool2d(2)(np.arange(16.0).reshape(1, 4, 4))
@@ -258,7 +257,7 @@ class AvgPool2d(_AvgPoolWithDivisor):
 
 
 class AvgPool3d(_AvgPoolWithDivisor):
-    """Average of every window over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
+    """Average pooling over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
 
     >>> import numpy as np
     >>> AvgPool3d(2, divisor_override=1)(np.ones((1, 2, 2, 2)))
@@ -271,16 +270,16 @@ class AvgPool3d(_AvgPoolWithDivisor):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _LPPool(_Layer):
-    """Power average of a sliding window.
+    """Lp pooling over a sliding window.
 
     norm_type : float
-        The power p of ``sum(x ** p) ** (1 / p)``; ``inf`` gives the maximum, 0 is refused.
+        The power p of ``sum(x ** p) ** (1 / p)``, not 0; ``inf`` gives the largest magnitude.
     kernel_size : int or sequence of int
-        Extent of the window, one number for all axes or one for each.
-    stride : int or sequence of int, optional
-        Step from one window to the next; the kernel size unless given.
-    ceil_mode : bool
-        Keep the last window when it is only partly filled.
+        Window size, one number for all axes or one for each.
+    stride : int or sequence of int, default None
+        Step between windows; None means `kernel_size`.
+    ceil_mode : bool, default False
+        Keep a partial last window if it starts inside the input or its leading padding.
     """
 
     norm_type: float
@@ -295,12 +294,12 @@ class _LPPool(_Layer):
         geometry.check_window(name, self._ndim, self.kernel_size, self.stride, 0, 1)
 
     def __call__(self, input: Array) -> Array | Any:
-        """Pool `input`, to a real power: as in PyTorch's layers, integers are not truncated."""
+        """Pool `input` with a float p, so that integers are not truncated, as in PyTorch's layers."""
         return self._function(input, **self._arguments | {"norm_type": float(self.norm_type)})
 
 
 class LPPool1d(_LPPool):
-    """Power average of every window along the last axis, of (N, C, L) or (C, L) arrays.
+    """Lp pooling along the last axis, of (N, C, L) or (C, L) arrays.
 
     >>> import numpy as np
     >>> LPPool1d(2, 2)(np.array([[3.0, 4.0, 6.0, 8.0]]))
@@ -312,7 +311,7 @@ class LPPool1d(_LPPool):
 
 
 class LPPool2d(_LPPool):
-    """Power average of every window over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
+    """Lp pooling over the last two axes, of (N, C, H, W) or (C, H, W) arrays.
 
     >>> import numpy as np
     >>> LPPool2d(2, 2)(np.full((1, 2, 4), 1.5))
@@ -324,7 +323,7 @@ class LPPool2d(_LPPool):
 
 
 class LPPool3d(_LPPool):
-    """Power average of every window over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
+    """Lp pooling over the last three axes, of (N, C, D, H, W) or (C, D, H, W) arrays.
 
     >>> import numpy as np
     >>> LPPool3d(1, 2)(np.ones((1, 2, 2, 2)))
@@ -337,10 +336,10 @@ class LPPool3d(_LPPool):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _AdaptivePool(_Layer):
-    """Windows that fit the output: output i covers floor(i * size / out) up to ceil((i + 1) * size / out).
+    """Windows that follow from the output size: output o covers floor(o*s/n) up to ceil((o+1)*s/n).
 
     output_size : int, None or sequence of int or None
-        Size of the result, one number for all axes or one for each; None keeps an axis as it is.
+        Output size, one number for all axes or one for each; None keeps the input's.
     """
 
     output_size: AdaptiveSize
@@ -353,17 +352,17 @@ class _AdaptivePool(_Layer):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _AdaptiveMaxPool(_AdaptivePool):
-    """Maximum of every window.
+    """Max pooling over adaptive windows.
 
-    return_indices : bool
-        Return also where each maximum stands, as int64 flat positions in its plane.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane.
     """
 
     return_indices: bool = False
 
 
 class AdaptiveMaxPool1d(_AdaptiveMaxPool):
-    """Maximum over the last axis of any length, to a result of the given length.
+    """Adaptive max pooling over the last axis, to a fixed output length.
 
     >>> import numpy as np
     >>> AdaptiveMaxPool1d(2)(np.array([[3, 1, 4, 1, 5]]))
@@ -375,7 +374,7 @@ class AdaptiveMaxPool1d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool2d(_AdaptiveMaxPool):
-    """Maximum over the last two axes of any size, to a result of the given size.
+    """Adaptive max pooling over the last two axes, to a fixed output size.
 
     >>> import numpy as np
     >>> AdaptiveMaxPool2d((7, None))(np.zeros((1, 3, 56, 60))).shape
@@ -387,7 +386,7 @@ class AdaptiveMaxPool2d(_AdaptiveMaxPool):
 
 
 class AdaptiveMaxPool3d(_AdaptiveMaxPool):
-    """Maximum over the last three axes of any size, to a result of the given size.
+    """Adaptive max pooling over the last three axes, to a fixed output size.
 
     >>> import numpy as np
     >>> AdaptiveMaxPool3d(1)(np.arange(24).reshape(1, 2, 3, 4))
@@ -399,7 +398,7 @@ class AdaptiveMaxPool3d(_AdaptiveMaxPool):
 
 
 class AdaptiveAvgPool1d(_AdaptivePool):
-    """Average over the last axis of any length, to a result of the given length.
+    """Adaptive average pooling over the last axis, to a fixed output length.
 
     >>> import numpy as np
     >>> AdaptiveAvgPool1d(2)(np.array([[3.0, 1.0, 5.0]]))
@@ -411,7 +410,7 @@ class AdaptiveAvgPool1d(_AdaptivePool):
 
 
 class AdaptiveAvgPool2d(_AdaptivePool):
-    """Average over the last two axes of any size, to a result of the given size.
+    """Adaptive average pooling over the last two axes, to a fixed output size.
 
     >>> import numpy as np
     >>> AdaptiveAvgPool2d(1)(np.arange(9.0).reshape(1, 3, 3))
@@ -423,7 +422,7 @@ class AdaptiveAvgPool2d(_AdaptivePool):
 
 
 class AdaptiveAvgPool3d(_AdaptivePool):
-    """Average over the last three axes of any size, to a result of the given size.
+    """Adaptive average pooling over the last three axes, to a fixed output size.
 
     >>> import numpy as np
     >>> AdaptiveAvgPool3d((2, 7, 7))(np.zeros((1, 4, 5, 30, 40))).shape
@@ -436,14 +435,14 @@ class AdaptiveAvgPool3d(_AdaptivePool):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _MaxUnpool(_Sliding):
-    """The way back from a max pool that returned its indices; give it that pool's arguments.
+    """Unpooling of a max pooling that returned its indices; takes the arguments of that pooling.
 
-    dilation : int or sequence of int, keyword only
-        Step between neighbouring elements of a window.
+    dilation : int or sequence of int, default 1
+        Step between the elements of a window. Keyword-only.
     """
 
     dilation: Size = field(default=1, kw_only=True)
-    _keeps_tuples = True
+    _as_tuples = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -457,21 +456,21 @@ class _MaxUnpool(_Sliding):
         return super()._arguments | {"dilation": self.dilation}
 
     def __repr__(self) -> str:
-        # PyTorch's own shows no dilation.
-        dilated = "" if set(_tuple(self.dilation, 1)) == {1} else f", dilation={self.dilation})"
-        return super().__repr__().removesuffix(")") + (dilated or ")")
+        # PyTorch's layers have no dilation to show.
+        suffix = ")" if set(_tuple(self.dilation, 1)) == {1} else f", dilation={self.dilation})"
+        return super().__repr__().removesuffix(")") + suffix
 
     def __call__(self, input: Array, indices: Any, output_size: Sequence[int] | None = None) -> Array:  # type: ignore[override]
-        """Put each value of `input` where `indices` says, zeros elsewhere.
+        """Put each value of `input` at its index, with zeros everywhere else.
 
-        `output_size`, the shape before pooling or its pooled axes, settles the sizes that pool alike.
+        `output_size` is the shape before pooling, or its pooled axes: several sizes pool to the same one.
         """
         unpooled: Array = self._function(input, indices, output_size=output_size, **self._arguments)
         return unpooled
 
 
 class MaxUnpool1d(_MaxUnpool):
-    """Puts the values of a 1-D max pool back where they came from.
+    """Put the values of a 1-D max pooling back at their indices, with zeros everywhere else.
 
     >>> import numpy as np
     >>> values, indices = MaxPool1d(2, return_indices=True)(np.array([[3.0, 1.0, 4.0, 1.0, 5.0, 9.0]]))
@@ -484,7 +483,7 @@ class MaxUnpool1d(_MaxUnpool):
 
 
 class MaxUnpool2d(_MaxUnpool):
-    """Puts the values of a 2-D max pool back where they came from.
+    """Put the values of a 2-D max pooling back at their indices, with zeros everywhere else.
 
     >>> import numpy as np
     >>> values, indices = MaxPool2d(2, return_indices=True)(np.arange(15.0).reshape(1, 3, 5))
@@ -499,7 +498,7 @@ class MaxUnpool2d(_MaxUnpool):
 
 
 class MaxUnpool3d(_MaxUnpool):
-    """Puts the values of a 3-D max pool back where they came from.
+    """Put the values of a 3-D max pooling back at their indices, with zeros everywhere else.
 
     >>> import numpy as np
     >>> values, indices = MaxPool3d(2, return_indices=True)(np.arange(8.0).reshape(1, 2, 2, 2))
@@ -511,20 +510,40 @@ class MaxUnpool3d(_MaxUnpool):
     _function = staticmethod(F.max_unpool3d)
 
 
+def check_fractional(
+    name: str, ndim: int, kernel_size: Any, output_size: Any = None, output_ratio: Any = None
+) -> None:
+    """Raise for arguments of fractional max pooling that are invalid for every input."""
+    for size in check_ints(name, "kernel_size", kernel_size, ndim, single=False):
+        check_range(name, "kernel_size", size, 1)
+    if (output_size is None) == (output_ratio is None):
+        raise ValueError(
+            f"{name}: exactly one of output_size and output_ratio must be given; "
+            f"got output_size={show(output_size)}, output_ratio={show(output_ratio)}"
+        )
+    if output_size is not None:
+        for size in check_ints(name, "output_size", output_size, ndim, single=False):
+            check_range(name, "output_size", size, 0)
+    elif not all(0 < ratio < 1 for ratio in check_ratio(name, output_ratio, ndim)):
+        raise ValueError(
+            f"{name}: output_ratio must lie between 0 and 1; got output_ratio={show(output_ratio)}"
+        )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class _FractionalMaxPool(_Layer):
-    """Maximum of windows that start at pseudo-random steps (Graham, "Fractional max-pooling", 2014).
+    """Max pooling over windows at pseudo-random places (Graham, "Fractional max-pooling", 2014).
 
     kernel_size : int or sequence of int
-        Extent of the window, one number for all axes or one for each.
-    output_size : int or sequence of int, optional
-        Size of the result.
-    output_ratio : float or sequence of float, optional
-        Size of the result as a share of the input's, between 0 and 1; give this or `output_size`.
-    return_indices : bool
-        Return also where each maximum stands, as int64 flat positions in its plane.
-    _random_samples : array, optional
-        One number in [0, 1) for every sample, channel and axis that fixes where the windows start.
+        Window size, one number for all axes or one for each.
+    output_size : int or sequence of int, default None
+        Output size; give either this or `output_ratio`.
+    output_ratio : float or sequence of float, default None
+        Output size as a fraction of the input size, between 0 and 1.
+    return_indices : bool, default False
+        Also return the int64 index of each maximum in the flattened plane.
+    _random_samples : array, default None
+        Numbers in [0, 1), one for every sample, channel and axis, that fix where the windows start.
     """
 
     kernel_size: Size
@@ -543,24 +562,11 @@ class _FractionalMaxPool(_Layer):
 
     def _check(self, name: str) -> None:
         super()._check(name)
-        for size in check_ints(name, "kernel_size", self.kernel_size, self._ndim, single=False):
-            check_range(name, "kernel_size", size, 1)
-        if (self.output_size is None) == (self.output_ratio is None):
-            raise ValueError(
-                f"{name}: exactly one of output_size and output_ratio must be given; "
-                f"got output_size={show(self.output_size)}, output_ratio={show(self.output_ratio)}"
-            )
-        if self.output_size is not None:
-            for size in check_ints(name, "output_size", self.output_size, self._ndim, single=False):
-                check_range(name, "output_size", size, 0)
-        elif not all(0 < ratio < 1 for ratio in check_ratio(name, self.output_ratio, self._ndim)):
-            raise ValueError(
-                f"{name}: output_ratio must lie between 0 and 1; got output_ratio={show(self.output_ratio)}"
-            )
+        check_fractional(name, self._ndim, self.kernel_size, self.output_size, self.output_ratio)
 
 
 class FractionalMaxPool2d(_FractionalMaxPool):
-    """Maximum of pseudo-randomly placed windows over the last two axes.
+    """Fractional max pooling over the last two axes.
 
     >>> import numpy as np
     >>> FractionalMaxPool2d(2, output_ratio=0.7)(np.zeros((1, 3, 20, 30))).shape
@@ -572,7 +578,7 @@ class FractionalMaxPool2d(_FractionalMaxPool):
 
 
 class FractionalMaxPool3d(_FractionalMaxPool):
-    """Maximum of pseudo-randomly placed windows over the last three axes.
+    """Fractional max pooling over the last three axes.
 
     >>> import numpy as np
     >>> FractionalMaxPool3d(2, output_size=(3, 5, 7))(np.zeros((1, 3, 8, 10, 12))).shape

@@ -1,7 +1,7 @@
-"""Pictures: the windows of a pool over its input, and benchmark results (needs matplotlib).
+"""Plots of the windows of a pool and of benchmark results (needs matplotlib).
 
-Windows come from `geometry`, numbers from `pool` and `adaptive_pool`, the means of a benchmark from its
-report; `_drawing` draws them. Nothing touches pyplot or other global state: a figure is made and returned.
+Windows come from `geometry`, values from `pool` and `adaptive_pool`, and benchmark means from the reports;
+`_drawing` draws them. Functions return a new figure and do not touch pyplot or other global state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ndpool._drawing import DARK, LIGHT, Axis, WindowPicture, draw_bars
 __all__ = ["benchmark", "windows"]
 
 MAX_CELLS = 40  # along one axis, padding included
-MAX_WINDOWS = 64  # that are drawn in one picture
+MAX_WINDOWS = 64  # per picture
 
 Position = int | Sequence[int]
 
@@ -57,37 +57,37 @@ def windows(
     ax: Axes | None = None,
 ) -> Figure:
     """
-    Draw the windows of a pool over its input, and its output.
+    Draw the input, windows and output of a pool.
 
-    One axis is drawn with a bar per window below the input; two axes with the windows outlined in the input
-    and the output beside it. Padding is hatched. A filled circle, or a filled part of a bar, is the element
-    that became the maximum or minimum of the window of that colour.
+    In 1-D, each window is a bar below the input; in 2-D, windows are outlined in the input and the output is
+    drawn next to it. Padding is hatched. A filled circle, or a filled part of a bar, marks the maximum or
+    minimum of the window of that colour.
 
     Parameters
     ----------
     x : array, int or tuple of int
-        The input, with one or two axes; or its size alone, to draw the windows without values.
+        The input, with one or two axes; or only its size, to draw the windows without values.
     kernel_size, stride, padding, dilation, ceil_mode
         A sliding window, as in `ndpool.windows` and `ndpool.pool`.
     output_size : int or sequence of int or None
         An adaptive window, as in `ndpool.adaptive_pool`; instead of `kernel_size`.
     reduce, count_include_pad, norm_type
-        What becomes of a window, as in `ndpool.pool`.
+        Reduction applied to each window, as in `ndpool.pool`.
     outputs : iterable of int or of pair of int, optional
         The outputs whose windows are drawn; all by default.
     indices : bool
-        Write the flat position of every input, and of every maximum or minimum below its output.
+        Show the flat index of every input element, and of the maximum or minimum below each output.
     divisors : bool
-        Write below every output what its sum is divided by.
+        Show the divisor below each output.
     dark : bool
-        Colours for a dark page.
+        Use colours for a dark background.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure is made otherwise.
+        The axes to draw on; by default a new figure is created.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Shows itself in a notebook; ``savefig`` writes it to a file.
+        Displayed by notebooks; ``savefig`` writes it to a file.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def windows(
     data, sizes = _input(x)
     if (kernel_size is None) == (output_size is None):
         raise ValueError(
-            "plot.windows: kernel_size or output_size must be given, and not both; "
+            "plot.windows: exactly one of kernel_size and output_size must be given; "
             f"got kernel_size={kernel_size!r}, output_size={output_size!r}"
         )
     reduction = find("plot.windows", reduce)
@@ -111,29 +111,35 @@ def windows(
         pads: Any = [padding] if len(sizes) == 1 and _is_pair(padding) else padding
         rule = (kernel_size, stride, pads, dilation, ceil_mode)
         plan = geometry.sliding("plot.windows", sizes, *rule, count_include_pad, strict=False)
-        whole = geometry.sliding("plot.windows", sizes, *rule, strict=False)  # its bounds tell the padding
+        padded = geometry.sliding(
+            "plot.windows", sizes, *rule, strict=False
+        )  # its bounds include the padding
         function, size = pool, kernel_size
         options |= {"stride": stride, "padding": pads, "dilation": dilation, "ceil_mode": ceil_mode}
         options["count_include_pad"] = count_include_pad
     else:
         if (stride, padding, dilation, ceil_mode) != (None, 0, 1, False):
-            raise ValueError("plot.windows: stride, padding, dilation and ceil_mode are for sliding windows")
-        plan = whole = geometry.adaptive("plot.windows", sizes, output_size, strict=False)
+            raise ValueError(
+                "plot.windows: stride, padding, dilation and ceil_mode must not be given with output_size; "
+                f"got stride={stride!r}, padding={padding!r}, dilation={dilation!r}, ceil_mode={ceil_mode!r}"
+            )
+        plan = padded = geometry.adaptive("plot.windows", sizes, output_size, strict=False)
         function, size = adaptive_pool, output_size
-    axes = [_axis(axis) for axis in whole.axes]
+    axes = [_axis(axis) for axis in padded.axes]
     chosen = _outputs(outputs, plan.out)
     result = winners = None
     if data is not None:
-        answer = function(data, size, return_indices=reduction.picks, **options)
-        result, winners = answer if reduction.picks else (answer, None)
+        answer = function(data, size, return_indices=reduction.has_index, **options)
+        result, winners = answer if reduction.has_index else (answer, None)
     shares = [[axis.window(o).share for o in range(axis.out)] for axis in plan.axes]
-    divided = fold(np.multiply.outer, map(np.asarray, shares)) if divisors else None
-    picture = WindowPicture(axes, data, result, winners, chosen, indices, divided, DARK if dark else LIGHT)
+    shown_divisors = fold(np.multiply.outer, map(np.asarray, shares)) if divisors else None
+    theme = DARK if dark else LIGHT
+    picture = WindowPicture(axes, data, result, winners, chosen, indices, shown_divisors, theme)
     return picture.draw(ax)
 
 
 def _input(x: Any) -> tuple[NDArray[Any] | None, tuple[int, ...]]:
-    """The array, if there is one, and the sizes."""
+    """The array, or None if only sizes were given, and the sizes."""
     if isinstance(x, int) or (isinstance(x, tuple) and all(isinstance(size, int) for size in x)):
         data, sizes = None, ((x,) if isinstance(x, int) else x)
     else:
@@ -149,28 +155,28 @@ def _is_pair(padding: object) -> bool:
 
 
 def _outputs(outputs: Iterable[Position] | None, out: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The outputs to draw, checked against those that exist and against what can be told apart."""
+    """The outputs to draw, checked against the output sizes and the limit."""
     if outputs is None:
         count = prod(out)
         chosen = product(*map(range, out)) if count <= MAX_WINDOWS else []
     else:
         if not isinstance(outputs, Iterable):
             raise TypeError(f"plot.windows: outputs must be a list of positions; got outputs={outputs!r}")
-        places = [o if is_list(o) else (o,) for o in outputs]
-        chosen = [tuple(check_int("plot.windows", "outputs", i) for i in o) for o in places]  # type: ignore[union-attr]
+        positions = [o if is_list(o) else (o,) for o in outputs]
+        chosen = [tuple(check_int("plot.windows", "outputs", i) for i in o) for o in positions]  # type: ignore[union-attr]
         count = len(chosen)
         for o in chosen:
             if len(o) != len(out) or not all(0 <= i < size for i, size in zip(o, out, strict=True)):
                 raise ValueError(f"plot.windows: outputs must exist; got {show(o)} with output sizes {out}")
     if count > MAX_WINDOWS:
         raise ValueError(
-            f"plot.windows: {count} windows cannot be told apart; name some in outputs (limit {MAX_WINDOWS})"
+            f"plot.windows: too many windows, select some by outputs; got {count} (limit {MAX_WINDOWS})"
         )
     return list(chosen)
 
 
 def _axis(axis: geometry.AxisPlan) -> Axis:
-    """An axis with its windows written out, padding included."""
+    """An axis with the taps of its windows, padding included."""
     if axis.size > MAX_CELLS or axis.out > MAX_CELLS:
         cells = max(axis.size, axis.out)
     else:
@@ -185,7 +191,7 @@ def _axis(axis: geometry.AxisPlan) -> Axis:
         cells = hi - lo
     if cells > MAX_CELLS:
         raise ValueError(
-            f"plot.windows: an axis of {cells} cells cannot be drawn (limit {MAX_CELLS}, padding included)"
+            f"plot.windows: an axis is too long to draw; got {cells} cells with padding (limit {MAX_CELLS})"
         )
     return drawn
 
@@ -198,22 +204,22 @@ def benchmark(
     ax: Axes | None = None,
 ) -> Figure:
     """
-    Draw benchmark results by class: ndpool next to its peers.
+    Draw benchmark results by class, ndpool next to other libraries.
 
-    A bar is the geometric mean over the cases of a class. On a CPU it is the time of a whole call as a
-    multiple of a copy of the same bytes, on a logarithmic scale; on a CUDA device the share of a copy's
-    bandwidth.
+    A bar is the geometric mean over the cases of a class: for a CPU, the time of a full call divided by the
+    time of copying the same bytes, on a logarithmic scale; for a CUDA device, the fraction of the bandwidth
+    of a copy.
 
     Parameters
     ----------
     results : dict, str or Path
-        What ``ndpool bench --json FILE`` wrote: the file, or the dict read from it.
+        The file written by ``ndpool bench --json FILE``, or the dict read from it.
     threads : int, optional
-        Which number of threads to show, on a CPU; the largest that was measured by default.
+        The number of threads to show (CPU only); by default the largest that was measured.
     dark : bool
-        Colours for a dark page.
+        Use colours for a dark background.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure is made otherwise.
+        The axes to draw on; by default a new figure is created.
 
     Returns
     -------
@@ -235,16 +241,16 @@ def benchmark(
     theme = DARK if dark else LIGHT
     if found == cuda.FORMAT:
         if threads is not None:
-            raise ValueError(f"plot.benchmark: threads are for results of a CPU; got threads={show(threads)}")
+            raise ValueError(
+                f"plot.benchmark: threads must be None for results of a GPU; got threads={show(threads)}"
+            )
         names, means = [name for name, _ in cuda_report.SERIES], cuda_report.class_means(document)
-        told = cuda_report.chart_title(document), cuda_report.chart_note(document)
-        return draw_bars(names, means, *told, theme, ax, shares=True)
+        labels = cuda_report.chart_title(document), cuda_report.chart_note(document)
+        return draw_bars(names, means, *labels, theme, ax, shares=True)
     shown = max(document["threads"]) if threads is None else check_int("plot.benchmark", "threads", threads)
     if shown not in document["threads"]:
         measured = ", ".join(map(str, document["threads"]))
-        raise ValueError(
-            f"plot.benchmark: threads must be measured; got threads={show(shown)} (there is {measured})"
-        )
+        raise ValueError(f"plot.benchmark: threads must be one of {measured}; got threads={show(shown)}")
     names = [name for name, _ in report.SERIES]
     means = report.class_means(document, shown)
     return draw_bars(names, means, report.chart_title(shown), report.chart_note(document), theme, ax)

@@ -1,7 +1,7 @@
-"""The table of reductions: what each one is called, what it carries and what its backward needs.
+"""The table of reductions: the name of each, its number in the kernels and what it needs.
 
-`general` looks a reduction up by name, framework rooms hand its `op` to a kernel. No loops here: the
-arithmetic of a reduction stands in `csrc/reducers.h`.
+`general` looks a reduction up by name; frameworks pass its `op` to a kernel. The arithmetic itself is in
+`csrc/reducers.h` and in `_triton`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,17 @@ class Reduction:
     """One way to turn a window into a value."""
 
     name: str
-    op: int  # the kernels' number of it
-    picks: bool = False  # the result is one of the elements: indices exist, any dtype is kept
-    divides: bool = False  # the sum is divided by the window's share or by a given divisor
+    op: int  # its number in the kernels
+    has_index: bool = False  # the result is an element of the window: it has an index and keeps any dtype
+    divides: bool = False  # the sum is divided, by the size of the window or by a given divisor
     norm: bool = False  # takes norm_type
-
-    @property
-    def backward_needs(self) -> tuple[str, ...]:
-        """What must be kept from the forward pass, beside the plan."""
-        return ("offsets",) if self.picks else ("input", "output") if self.norm else ()
 
 
 REDUCTIONS = {
     reduction.name: reduction
     for reduction in (
-        Reduction("max", 0, picks=True),
-        Reduction("min", 1, picks=True),
+        Reduction("max", 0, has_index=True),
+        Reduction("min", 1, has_index=True),
         Reduction("sum", 2),
         Reduction("avg", 2, divides=True),
         Reduction("lp", 3, divides=True, norm=True),

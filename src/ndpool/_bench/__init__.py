@@ -1,13 +1,13 @@
-"""The benchmark: cases, contestants, runner and report, private to ndpool; a GPU has files of its own.
+"""The benchmark: cases, contestants, runner and report; the GPU counterparts are in `cuda*`.
 
-The command `ndpool bench` and the script that writes the tables of the documentation call it:
-`run(select("resnet"), threads=(1, 2))` measures, `report` turns what comes back into text and pictures.
+Used by `ndpool bench` and by the script that generates the documentation's tables.
+`run(select("resnet"), threads=(1, 2))` measures; `report` formats the result as text and charts.
 """
 
 from ndpool._bench import cuda, cuda_report, report
 from ndpool._bench.case import Case
 from ndpool._bench.cases import CASES, select
-from ndpool._bench.runner import all_threads, compare, field, measure, run
+from ndpool._bench.runner import all_threads, compare, installed, measure, run
 
 __all__ = [
     "CASES",
@@ -16,7 +16,7 @@ __all__ = [
     "compare",
     "cuda",
     "cuda_report",
-    "field",
+    "installed",
     "measure",
     "report",
     "run",

@@ -1,6 +1,6 @@
-"""One benchmark case: what is called on what, and what that means in the terms of other libraries.
+"""One benchmark case: a pooling call, its input, and its windows in the terms of other libraries.
 
-The list of them is in `cases`. Windows come from `geometry`; nothing here knows of a contestant.
+The list of cases is in `cases`. Windows come from `geometry`; nothing here depends on a contestant.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from math import prod
+from math import prod, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 
 from ndpool import geometry
 
-# What a forward pass keeps of the winner's place, in bytes per output.
-_EXTRA = {"values": 0, "indices": 8, "offsets": 1}
+# Bytes per output for the indices or offsets that a forward pass writes.
+_INDEX_BYTES = {"values": 0, "indices": 8, "offsets": 1}
+
+_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
 class Window(NamedTuple):
-    """Windows of one size at even distances, one entry per pooled axis; padding before and after."""
+    """Sliding windows: kernel, stride and padding before and after, one entry per pooled axis."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -31,17 +33,17 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One call: a function of ndpool and PyTorch, its arguments, and the array that it gets."""
+    """One call: a function of ndpool and PyTorch, its arguments, and its input array."""
 
     name: str
     network: str
-    group: str  # the row of the summary that it counts in
+    group: str  # its row in the summary
     function: str
     arguments: Mapping[str, Any]
-    shape: tuple[int, ...]  # (batch, channels, *sizes), whatever the layout
+    shape: tuple[int, ...]  # (batch, channels, *sizes) in either layout
     dtype: str = "float32"
     layout: str = "NCHW"  # or NHWC: channels last in memory
-    mode: str = "values"  # or indices, offsets (what training keeps), backward
+    mode: str = "values"  # or indices, offsets (saved for backward), backward
 
     @property
     def reduction(self) -> str:
@@ -75,7 +77,7 @@ class Case:
 
     @property
     def window(self) -> Window | None:
-        """The windows in the terms of libraries that know sliding windows only; None where these fail."""
+        """The windows as a sliding window, for libraries without adaptive pooling; None if irregular."""
         axes = self.plan.axes
         if not all(a.regular for a in axes):
             return None
@@ -84,15 +86,15 @@ class Case:
         return Window(tuple(a.kernel for a in axes), tuple(a.stride for a in axes), before, after)
 
     @property
-    def whole(self) -> bool:
-        """Whether the one window is the whole plane."""
+    def is_global(self) -> bool:
+        """Whether one window covers the whole plane."""
         return self.plan.out == (1,) * len(self.sizes) and self.window == Window(
             self.sizes, self.sizes, (0,) * len(self.sizes), (0,) * len(self.sizes)
         )
 
     @property
     def tiles(self) -> bool:
-        """Whether the windows cut the plane into whole blocks."""
+        """Whether the windows tile the plane exactly: disjoint, without padding or a remainder."""
         window = self.window
         return (
             window is not None
@@ -102,8 +104,8 @@ class Case:
         )
 
     @property
-    def keeps_size(self) -> bool:
-        """Whether the windows are centred on every element."""
+    def is_same(self) -> bool:
+        """Whether the windows are centred on every element: stride 1 with "same" padding."""
         window = self.window
         return (
             window is not None
@@ -113,12 +115,26 @@ class Case:
 
     @property
     def moved(self) -> int:
-        """The bytes that have to move: each input read once, each output written once."""
+        """The minimum memory traffic in bytes: each input read once, each output written once."""
         item = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
         n_out = prod(self.out_shape)
         if self.mode == "backward":
             return prod(self.shape) * item + n_out * (item + (self.reduction == "max"))
-        return prod(self.shape) * item + n_out * (item + _EXTRA[self.mode])
+        return prod(self.shape) * item + n_out * (item + _INDEX_BYTES[self.mode])
+
+    @property
+    def exact(self) -> bool:
+        """Whether answers must be equal: max pooling and integers; sums may round differently."""
+        return self.mode != "backward" and (self.reduction == "max" or self.dtype not in _EPSILON)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest allowed error for data of at most 1 in magnitude.
+
+        One rounding of the result, and those of a sum in float32 or wider.
+        """
+        epsilon = _EPSILON.get(self.dtype, 0.0)
+        return 2 * epsilon + 8 * min(epsilon, _EPSILON["float32"]) * sqrt(self.plan.taps)
 
     @property
     def call(self) -> str:
@@ -127,11 +143,11 @@ class Case:
         return f"{self.function}({given})"
 
     def data(self) -> tuple[NDArray[Any], NDArray[Any]]:
-        """A random input and a random gradient of the output, both in the layout of the case."""
+        """A random input and a random output gradient, both in the layout of the case."""
         return self._random(self.shape, 0), self._random(self.out_shape, 1)
 
     def _random(self, shape: tuple[int, ...], seed: int) -> NDArray[Any]:
-        # A block of odd length, repeated: as good as new numbers throughout, and far quicker to make.
+        # A repeated block of odd length times the same as fresh numbers, and is much faster to generate.
         n, rng = min(prod(shape), 2**20 + 7), np.random.default_rng(seed)
         if self.dtype.startswith(("int", "uint")):
             info = np.iinfo(self.dtype)
@@ -143,13 +159,13 @@ class Case:
         return np.moveaxis(np.resize(block, (shape[0], *shape[2:], shape[1])), -1, 1)
 
     def reduced(self) -> Case:
-        """The same case on an array small enough for a test."""
+        """The same case with an array small enough for a test."""
         kernel = 32 if "output_size" in self.arguments else self.plan.axes[0].kernel
-        room = kernel * max(2, -(-24 // kernel))
-        sizes = (min(size, room + size % kernel) for size in self.sizes)
+        limit = kernel * max(2, -(-24 // kernel))
+        sizes = (min(size, limit + size % kernel) for size in self.sizes)
         return replace(self, shape=(min(self.shape[0], 2), min(self.shape[1], 20), *sizes))
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    # NumPy has no bfloat16 of its own.
+    # NumPy has no bfloat16 dtype.
     return np.dtype(import_module("ml_dtypes").bfloat16 if name == "bfloat16" else name)

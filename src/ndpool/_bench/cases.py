@@ -1,6 +1,6 @@
-"""The one list of benchmark cases: pooling layers as networks run them, and requests that named a case.
+"""The list of benchmark cases: pooling layers of well-known networks, and cases from public issues.
 
-The runner times them, the tests run each at a reduced size for correctness. A group is a row of the summary.
+The runner times them; the tests run each one at a reduced size. A group is one row of the summary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ndpool._bench.case import Case
 def select(
     pattern: str | None = None, quick: bool = False, of: Sequence[Case] | None = None
 ) -> tuple[Case, ...]:
-    """The cases whose name, network or group holds the pattern; of each group only the smallest if quick."""
+    """The cases whose name, network or group contains the pattern; the smallest of each group if quick."""
     wanted = f"*{(pattern or '').lower()}*"
     cases = tuple(
         case
@@ -39,9 +39,9 @@ _Row = tuple[str, str, tuple[int, ...]] | tuple[str, str, tuple[int, ...], Mappi
 def _group(
     group: str, function: str, arguments: Mapping[str, Any], *rows: _Row, **common: Any
 ) -> Iterator[Case]:
-    for name, network, shape, *own in rows:
+    for name, network, shape, *changes in rows:
         fields: dict[str, Any] = {"function": function, "arguments": arguments, **common}
-        yield Case(name, network, group, shape=shape, **(fields | dict(own[0] if own else {})))
+        yield Case(name, network, group, shape=shape, **(fields | dict(changes[0] if changes else {})))
 
 
 def _window(kernel: Any, stride: Any, padding: Any = 0, **more: Any) -> dict[str, Any]:
@@ -52,16 +52,16 @@ def _same(kernel: int) -> dict[str, Any]:
     return _window(kernel, 1, kernel // 2)
 
 
-_TWO, _STEM, _THREE = _window(2, 2), _window(3, 2, 1), _window(3, 2)
-_CEIL = {"arguments": _window(3, 2, 0, ceil_mode=True)}
-_LAST = {"layout": "NHWC"}
-_SEVEN, _SIX = {"output_size": 7}, {"arguments": {"output_size": 6}}
+_2X2, _3X3_PADDED, _3X3 = _window(2, 2), _window(3, 2, 1), _window(3, 2)
+_3X3_CEIL = {"arguments": _window(3, 2, 0, ceil_mode=True)}
+_NHWC = {"layout": "NHWC"}
+_TO_7, _TO_6 = {"output_size": 7}, {"arguments": {"output_size": 6}}
 
 CASES: tuple[Case, ...] = (
     *_group(
         "max 2x2 s2 NCHW",
         "max_pool2d",
-        _TWO,
+        _2X2,
         ("vgg-224", "VGG-16", (1, 64, 224, 224)),
         ("vgg-224-b4", "VGG-16", (4, 64, 224, 224)),
         ("vgg-112", "VGG-16", (1, 128, 112, 112)),
@@ -74,7 +74,7 @@ CASES: tuple[Case, ...] = (
     *_group(
         "max 2x2 s2 NHWC",
         "max_pool2d",
-        _TWO,
+        _2X2,
         ("vgg-224-nhwc", "VGG-16", (1, 64, 224, 224)),
         ("vgg-224-b4-nhwc", "VGG-16", (4, 64, 224, 224)),
         ("vgg-56-b8-nhwc", "VGG-16", (8, 256, 56, 56)),
@@ -84,50 +84,50 @@ CASES: tuple[Case, ...] = (
     *_group(
         "max 3x3 s2 NCHW",
         "max_pool2d",
-        _STEM,
+        _3X3_PADDED,
         ("resnet-stem-b1", "ResNet", (1, 64, 112, 112)),
         ("resnet-stem-b8", "ResNet", (8, 64, 112, 112)),
         ("resnet-stem-b32", "ResNet", (32, 64, 112, 112)),
         ("pytorch-51393", "ResNet-18, pytorch#51393", (10, 64, 112, 112)),
-        ("pytorch-28733", "pytorch#28733", (1, 16, 3000, 2000), {"arguments": _THREE}),
-        ("alexnet-55-b8", "AlexNet", (8, 64, 55, 55), {"arguments": _THREE}),
-        ("alexnet-27-b8", "AlexNet", (8, 192, 27, 27), {"arguments": _THREE}),
-        ("alexnet-13-b8", "AlexNet", (8, 256, 13, 13), {"arguments": _THREE}),
-        ("googlenet-112-b8", "GoogLeNet", (8, 64, 112, 112), _CEIL),
-        ("googlenet-56-b8", "GoogLeNet", (8, 192, 56, 56), _CEIL),
-        ("googlenet-28-b8", "GoogLeNet", (8, 480, 28, 28), _CEIL),
+        ("pytorch-28733", "pytorch#28733", (1, 16, 3000, 2000), {"arguments": _3X3}),
+        ("alexnet-55-b8", "AlexNet", (8, 64, 55, 55), {"arguments": _3X3}),
+        ("alexnet-27-b8", "AlexNet", (8, 192, 27, 27), {"arguments": _3X3}),
+        ("alexnet-13-b8", "AlexNet", (8, 256, 13, 13), {"arguments": _3X3}),
+        ("googlenet-112-b8", "GoogLeNet", (8, 64, 112, 112), _3X3_CEIL),
+        ("googlenet-56-b8", "GoogLeNet", (8, 192, 56, 56), _3X3_CEIL),
+        ("googlenet-28-b8", "GoogLeNet", (8, 480, 28, 28), _3X3_CEIL),
         ("image-8k-3x3", "images", (1, 1, 8192, 8192)),
     ),
     *_group(
         "max 3x3 s2 NHWC",
         "max_pool2d",
-        _STEM,
+        _3X3_PADDED,
         ("resnet-stem-b1-nhwc", "ResNet", (1, 64, 112, 112)),
         ("resnet-stem-b8-nhwc", "ResNet", (8, 64, 112, 112)),
         ("resnet-stem-b32-nhwc", "ResNet", (32, 64, 112, 112)),
-        ("googlenet-28-b8-nhwc", "GoogLeNet", (8, 480, 28, 28), _CEIL),
+        ("googlenet-28-b8-nhwc", "GoogLeNet", (8, 480, 28, 28), _3X3_CEIL),
         layout="NHWC",
     ),
     *_group(
         "max s2 + u8",
         "max_pool2d",
-        _STEM,
-        ("train-vgg-56", "VGG-16 training", (8, 256, 56, 56), {"arguments": _TWO}),
+        _3X3_PADDED,
+        ("train-vgg-56", "VGG-16 training", (8, 256, 56, 56), {"arguments": _2X2}),
         ("train-stem-b8", "ResNet training", (8, 64, 112, 112)),
         ("train-stem-b32", "ResNet training", (32, 64, 112, 112)),
-        ("train-vgg-56-nhwc", "VGG-16 training", (8, 256, 56, 56), {"arguments": _TWO, **_LAST}),
-        ("train-stem-b8-nhwc", "ResNet training", (8, 64, 112, 112), _LAST),
+        ("train-vgg-56-nhwc", "VGG-16 training", (8, 256, 56, 56), {"arguments": _2X2, **_NHWC}),
+        ("train-stem-b8-nhwc", "ResNet training", (8, 64, 112, 112), _NHWC),
         mode="offsets",
     ),
     *_group(
         "max s2 + int64",
         "max_pool2d",
-        _STEM,
-        ("segnet-56", "SegNet", (8, 256, 56, 56), {"arguments": _TWO}),
-        ("segnet-224", "SegNet", (4, 64, 224, 224), {"arguments": _TWO}),
+        _3X3_PADDED,
+        ("segnet-56", "SegNet", (8, 256, 56, 56), {"arguments": _2X2}),
+        ("segnet-224", "SegNet", (4, 64, 224, 224), {"arguments": _2X2}),
         ("indices-stem-b8", "ResNet", (8, 64, 112, 112)),
-        ("segnet-56-nhwc", "SegNet", (8, 256, 56, 56), {"arguments": _TWO, **_LAST}),
-        ("indices-stem-b8-nhwc", "ResNet", (8, 64, 112, 112), _LAST),
+        ("segnet-56-nhwc", "SegNet", (8, 256, 56, 56), {"arguments": _2X2, **_NHWC}),
+        ("indices-stem-b8-nhwc", "ResNet", (8, 64, 112, 112), _NHWC),
         mode="indices",
     ),
     *_group(
@@ -135,7 +135,7 @@ CASES: tuple[Case, ...] = (
         "max_pool2d",
         _window(4, 4),
         ("tensorflow-57828", "tensorflow#57828", (1, 32, 480, 640)),
-        ("tensorflow-57828-nhwc", "tensorflow#57828", (1, 32, 480, 640), _LAST),
+        ("tensorflow-57828-nhwc", "tensorflow#57828", (1, 32, 480, 640), _NHWC),
         ("blocks-3x3", "images", (1, 3, 3000, 2001), {"arguments": _window(3, 3)}),
         ("blocks-8x8", "images", (1, 3, 2160, 3840), {"arguments": _window(8, 8)}),
     ),
@@ -145,7 +145,7 @@ CASES: tuple[Case, ...] = (
         _same(3),
         ("inception-28-b8", "GoogLeNet", (8, 192, 28, 28)),
         ("inception-14-b8", "GoogLeNet", (8, 480, 14, 14)),
-        ("inception-28-b8-nhwc", "GoogLeNet", (8, 192, 28, 28), _LAST),
+        ("inception-28-b8-nhwc", "GoogLeNet", (8, 192, 28, 28), _NHWC),
     ),
     *_group(
         "max 5x5 s1",
@@ -154,7 +154,7 @@ CASES: tuple[Case, ...] = (
         ("sppf-20-b1", "YOLO SPPF", (1, 512, 20, 20)),
         ("sppf-20-b8", "YOLO SPPF", (8, 512, 20, 20)),
         ("spp-13-5x5", "YOLO SPP", (8, 512, 13, 13)),
-        ("sppf-20-b8-nhwc", "YOLO SPPF", (8, 512, 20, 20), _LAST),
+        ("sppf-20-b8-nhwc", "YOLO SPPF", (8, 512, 20, 20), _NHWC),
     ),
     *_group(
         "max 7x7 s1",
@@ -191,10 +191,10 @@ CASES: tuple[Case, ...] = (
     *_group(
         "avg 2x2 s2",
         "avg_pool2d",
-        _TWO,
+        _2X2,
         ("densenet-56-b8", "DenseNet", (8, 128, 56, 56)),
         ("densenet-28-b8", "DenseNet", (8, 256, 28, 28)),
-        ("densenet-56-b8-nhwc", "DenseNet", (8, 128, 56, 56), _LAST),
+        ("densenet-56-b8-nhwc", "DenseNet", (8, 128, 56, 56), _NHWC),
         ("image-8k-avg", "images", (1, 1, 8192, 8192)),
     ),
     *_group(
@@ -205,7 +205,7 @@ CASES: tuple[Case, ...] = (
         ("inception-17-b8", "Inception-v3", (8, 768, 17, 17)),
         ("inception-8-b8", "Inception-v3", (8, 1280, 8, 8)),
         ("inception-35-b32", "Inception-v3", (32, 288, 35, 35)),
-        ("inception-35-b8-nhwc", "Inception-v3", (8, 192, 35, 35), _LAST),
+        ("inception-35-b8-nhwc", "Inception-v3", (8, 192, 35, 35), _NHWC),
     ),
     *_group(
         "avg k x k s1",
@@ -222,7 +222,7 @@ CASES: tuple[Case, ...] = (
         ("resnet-head-b1", "ResNet-50", (1, 2048, 7, 7)),
         ("resnet-head-b32", "ResNet-50", (32, 2048, 7, 7)),
         ("resnet-head-b128", "ResNet-50", (128, 2048, 7, 7)),
-        ("resnet-head-b32-nhwc", "ResNet-50", (32, 2048, 7, 7), _LAST),
+        ("resnet-head-b32-nhwc", "ResNet-50", (32, 2048, 7, 7), _NHWC),
         (
             "pytorch-14615-avg",
             "pytorch#14615",
@@ -237,7 +237,7 @@ CASES: tuple[Case, ...] = (
         ("se-56-b8", "SE-ResNet", (8, 256, 56, 56)),
         ("se-28-b8", "SE-ResNet", (8, 512, 28, 28)),
         ("se-14-b8", "SE-ResNet", (8, 1024, 14, 14)),
-        ("se-56-b8-nhwc", "SE-ResNet", (8, 256, 56, 56), _LAST),
+        ("se-56-b8-nhwc", "SE-ResNet", (8, 256, 56, 56), _NHWC),
     ),
     *_group(
         "global max",
@@ -246,7 +246,7 @@ CASES: tuple[Case, ...] = (
         ("cbam-56-b8", "CBAM", (8, 256, 56, 56)),
         ("cbam-14-b8", "CBAM", (8, 1024, 14, 14)),
         ("cbam-7-b32", "CBAM", (32, 2048, 7, 7)),
-        ("cbam-56-b8-nhwc", "CBAM", (8, 256, 56, 56), _LAST),
+        ("cbam-56-b8-nhwc", "CBAM", (8, 256, 56, 56), _NHWC),
         (
             "pytorch-14615-max",
             "pytorch#14615",
@@ -257,40 +257,40 @@ CASES: tuple[Case, ...] = (
     *_group(
         "adaptive avg",
         "adaptive_avg_pool2d",
-        _SEVEN,
+        _TO_7,
         ("adaptive-56-7", "VGG head", (8, 512, 56, 56)),
-        ("adaptive-61x53-6", "AlexNet head", (8, 512, 61, 53), _SIX),
+        ("adaptive-61x53-6", "AlexNet head", (8, 512, 61, 53), _TO_6),
         ("pspnet-1", "PSPNet", (1, 2048, 60, 60), {"arguments": {"output_size": 1}}),
         ("pspnet-2", "PSPNet", (1, 2048, 60, 60), {"arguments": {"output_size": 2}}),
         ("pspnet-3", "PSPNet", (1, 2048, 60, 60), {"arguments": {"output_size": 3}}),
-        ("pspnet-6", "PSPNet", (1, 2048, 60, 60), _SIX),
-        ("adaptive-56-7-nhwc", "VGG head", (8, 512, 56, 56), _LAST),
-        ("adaptive-61x53-6-nhwc", "AlexNet head", (8, 512, 61, 53), _SIX | _LAST),
+        ("pspnet-6", "PSPNet", (1, 2048, 60, 60), _TO_6),
+        ("adaptive-56-7-nhwc", "VGG head", (8, 512, 56, 56), _NHWC),
+        ("adaptive-61x53-6-nhwc", "AlexNet head", (8, 512, 61, 53), _TO_6 | _NHWC),
     ),
     *_group(
         "adaptive max + idx",
         "adaptive_max_pool2d",
-        _SEVEN,
+        _TO_7,
         ("adaptive-max-56-7", "VGG head", (8, 512, 56, 56)),
-        ("adaptive-max-61x53-6", "AlexNet head", (8, 512, 61, 53), _SIX),
+        ("adaptive-max-61x53-6", "AlexNet head", (8, 512, 61, 53), _TO_6),
         mode="indices",
     ),
     *_group(
         "adaptive max NHWC",
         "adaptive_max_pool2d",
-        _SEVEN,
+        _TO_7,
         ("adaptive-max-56-7-nhwc", "VGG head", (8, 512, 56, 56)),
-        ("adaptive-max-61x53-6-nhwc", "AlexNet head", (8, 512, 61, 53), _SIX),
+        ("adaptive-max-61x53-6-nhwc", "AlexNet head", (8, 512, 61, 53), _TO_6),
         layout="NHWC",
     ),
     *_group(
         "bwd max",
         "max_pool2d",
-        _STEM,
-        ("bwd-vgg-56", "VGG-16 training", (8, 256, 56, 56), {"arguments": _TWO}),
+        _3X3_PADDED,
+        ("bwd-vgg-56", "VGG-16 training", (8, 256, 56, 56), {"arguments": _2X2}),
         ("bwd-stem-b8", "ResNet training", (8, 64, 112, 112)),
         ("bwd-stem-b32", "ResNet training", (32, 64, 112, 112)),
-        ("bwd-stem-b8-nhwc", "ResNet training", (8, 64, 112, 112), _LAST),
+        ("bwd-stem-b8-nhwc", "ResNet training", (8, 64, 112, 112), _NHWC),
         mode="backward",
     ),
     *_group(
@@ -304,9 +304,9 @@ CASES: tuple[Case, ...] = (
     *_group(
         "bwd adaptive avg",
         "adaptive_avg_pool2d",
-        _SEVEN,
+        _TO_7,
         ("bwd-adaptive-56-7", "VGG head training", (8, 512, 56, 56)),
-        ("bwd-adaptive-61x53-6", "AlexNet head training", (8, 512, 61, 53), _SIX),
+        ("bwd-adaptive-61x53-6", "AlexNet head training", (8, 512, 61, 53), _TO_6),
         mode="backward",
     ),
     *_group(
@@ -320,10 +320,10 @@ CASES: tuple[Case, ...] = (
     *_group(
         "3-D",
         "max_pool3d",
-        _TWO,
+        _2X2,
         ("unet3d-2x2x2", "3-D U-Net", (1, 32, 32, 128, 128)),
-        ("resnet3d-3x3x3", "3-D ResNet", (1, 64, 16, 112, 112), {"arguments": _STEM}),
-        ("unet3d-2x2x2-nhwc", "3-D U-Net", (1, 32, 32, 128, 128), _LAST),
+        ("resnet3d-3x3x3", "3-D ResNet", (1, 64, 16, 112, 112), {"arguments": _3X3_PADDED}),
+        ("unet3d-2x2x2-nhwc", "3-D U-Net", (1, 32, 32, 128, 128), _NHWC),
         ("vnet-avg", "V-Net", (1, 32, 32, 128, 128), {"function": "avg_pool3d"}),
     ),
     *_group(
@@ -331,16 +331,16 @@ CASES: tuple[Case, ...] = (
         "max_pool1d",
         _window(4, 4),
         ("m5-4", "M5 audio", (32, 128, 2000)),
-        ("audio-3-s2", "audio", (16, 128, 4096), {"arguments": _STEM}),
+        ("audio-3-s2", "audio", (16, 128, 4096), {"arguments": _3X3_PADDED}),
         ("audio-long", "audio", (1, 1, 2**24)),
         ("audio-avg", "audio", (1, 1, 2**24), {"function": "avg_pool1d"}),
     ),
     *_group(
         "uint8",
         "max_pool2d",
-        _TWO,
+        _2X2,
         ("uint8-8k-2x2", "images", (1, 1, 8192, 8192)),
-        ("uint8-8k-3x3", "images", (1, 1, 8192, 8192), {"arguments": _STEM}),
+        ("uint8-8k-3x3", "images", (1, 1, 8192, 8192), {"arguments": _3X3_PADDED}),
         ("uint8-8k-avg", "images", (1, 1, 8192, 8192), {"function": "avg_pool2d"}),
         ("mask-3x3", "morphology", (1, 1, 4096, 4096), {"arguments": _same(3)}),
         ("mask-31x31", "morphology", (1, 1, 512, 512), {"arguments": _same(31)}),
@@ -349,9 +349,9 @@ CASES: tuple[Case, ...] = (
     *_group(
         "other dtypes",
         "max_pool2d",
-        _TWO,
+        _2X2,
         ("vgg-56-bfloat16", "VGG-16", (8, 256, 56, 56), {"dtype": "bfloat16"}),
-        ("stem-b8-bfloat16", "ResNet", (8, 64, 112, 112), {"dtype": "bfloat16", "arguments": _STEM}),
+        ("stem-b8-bfloat16", "ResNet", (8, 64, 112, 112), {"dtype": "bfloat16", "arguments": _3X3_PADDED}),
         ("vgg-56-float16", "VGG-16", (8, 256, 56, 56), {"dtype": "float16"}),
         ("vgg-56-float64", "VGG-16", (8, 256, 56, 56), {"dtype": "float64"}),
         ("vgg-56-int8", "quantised VGG-16", (8, 256, 56, 56), {"dtype": "int8"}),

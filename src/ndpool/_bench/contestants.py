@@ -1,7 +1,7 @@
-"""What the runner asks of a contestant, and ndpool itself, which competes twice: whole calls and kernels.
+"""The contestant interface, and ndpool's two contestants: full calls and kernels alone.
 
-The other libraries are in `peers`. `prepare` does what is not timed and returns the call that is; `answer`
-turns what that call returns into arrays of (batch, channels, *sizes).
+The other libraries are in `peers`. `prepare` does the untimed set-up and returns the call to time; `answer`
+converts the result of that call to arrays of shape (batch, channels, *sizes).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 import ndpool
 from ndpool._bench.case import Case
-from ndpool._native import OFFSET8, OFFSET32, core, core_plan
+from ndpool._call import OFFSET8, OFFSET32, Saved
+from ndpool._call import Call as PoolCall
+from ndpool._native import core, core_plan
 from ndpool.reductions import REDUCTIONS
 
 Call = Callable[[], Any]
@@ -25,7 +27,7 @@ _CORE_TYPES = {"float16": 9, "bfloat16": 10, "float32": 11, "float64": 12}
 
 
 class Contestant:
-    """What the runner asks of each: can it, get ready, and what did it say."""
+    """A library that the runner checks and times."""
 
     name = ""
     packages: tuple[str, ...] = ()
@@ -37,24 +39,24 @@ class Contestant:
 
     @property
     def version(self) -> str:
-        """The version of the library behind it."""
+        """The version of the library."""
         return str(getattr(import_module(self.packages[0]), "__version__", "unknown"))
 
     def supports(self, case: Case) -> bool:
-        """Whether the library has this case."""
+        """Whether the library supports this case."""
         raise NotImplementedError
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
-        """The call to time, with everything that is not part of it done."""
+        """The call to time, with all untimed set-up done."""
         raise NotImplementedError
 
     def answer(self, case: Case, raw: Any) -> Answer:
-        """What the call returned, as arrays: values, values and indices, or the gradient of the input."""
+        """The result as arrays: values, values and indices, or the input gradient."""
         return (np.asarray(raw),)
 
 
-class Whole(Contestant):
-    """ndpool as it is called: the result is allocated by the call."""
+class FullCall(Contestant):
+    """ndpool as users call it: the call allocates its result."""
 
     name = "ndpool"
 
@@ -67,37 +69,36 @@ class Whole(Contestant):
         return True
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
-        """The public function; for training the pair that the framework rooms use."""
-        room = _room()
+        """The public function; for training, what the framework runs."""
+        numpy = _numpy_framework()
         function, given = getattr(ndpool, case.function), dict(case.arguments)
-        plan, reduction, axes = case.plan, REDUCTIONS[case.reduction], case.axes
         if case.mode == "values":
             return lambda: function(x, **given)
         if case.mode == "indices":
             return lambda: function(x, **given, return_indices=True)
         if case.mode == "offsets":
-            return lambda: room.pool_offsets(plan, reduction, x, axes)
-        offsets = room.pool_offsets(plan, reduction, x, axes)[1] if reduction.picks else None
-        return lambda: room.pool_backward(plan, reduction, grad, axes, offsets=offsets)
+            return lambda: numpy.run(_with_offsets(case), x)
+        call, saved = _call(case), _saved(case, x)
+        return lambda: numpy.backward(call, saved, grad)
 
     def answer(self, case: Case, raw: Any) -> Answer:
-        """As it is; offsets become indices."""
+        """The result itself, with offsets converted to indices."""
         if case.mode == "offsets":
             return raw[0], _indices(case, raw[1])
         return raw if isinstance(raw, tuple) else (raw,)
 
 
-class Kernel(Whole):
-    """ndpool into memory that is there already: the time of the kernel."""
+class Kernel(FullCall):
+    """ndpool with preallocated outputs: the time of the kernel alone."""
 
     name = "kernel"
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
-        """The same call with `out`, or the core's where the public functions have none."""
-        room = _room()
+        """The same call with `out`, or the core's function where the public one has no `out`."""
         made = super().prepare(case, x, grad)()
         out = made if isinstance(made, tuple) else (made,)
-        for array in out:  # a kernel that leaves an element alone must not pass the check
+        # An element that the kernel does not write must not pass the check.
+        for array in out:
             array.fill(np.nan if array.dtype.kind not in "iu" else 85)
         function, given = getattr(ndpool, case.function), dict(case.arguments)
         if case.mode == "values":
@@ -110,15 +111,29 @@ class Kernel(Whole):
         if case.mode == "offsets":
             into = (_raw(out[0]), dtype, out[1], kind, False, 0, 0.0)
             return lambda: core.forward(native, reduction.op, _raw(x), dtype, axes, *into) and made
-        offsets = room.pool_offsets(case.plan, reduction, x, axes)[1] if reduction.picks else None
-        rest = (offsets, kind if reduction.picks else 0, None, reduction.divides, 0, 0.0)
+        offsets = _saved(case, x).offsets
+        rest = (offsets, kind if reduction.has_index else 0, None, reduction.divides, 0, 0.0)
         result = _raw(out[0])
         return lambda: core.backward(native, reduction.op, _raw(grad), dtype, axes, result, *rest) and made
 
 
-def _room() -> Any:
-    # It needs the compiled core, which a GPU's contestants do not.
+def _numpy_framework() -> Any:
+    # Imported late: it needs the compiled core, which the GPU benchmark does not.
     return import_module("ndpool.frameworks.numpy")
+
+
+def _call(case: Case) -> PoolCall:
+    return PoolCall(case.function, REDUCTIONS[case.reduction], case.axes, case.plan)
+
+
+def _with_offsets(case: Case) -> PoolCall:
+    call = _call(case)
+    return call._replace(extra=call.offsets)
+
+
+def _saved(case: Case, x: NDArray[Any]) -> Saved:
+    has_index = REDUCTIONS[case.reduction].has_index
+    return Saved(_numpy_framework().run(_with_offsets(case), x)[1] if has_index else None)
 
 
 def _raw(x: NDArray[Any]) -> NDArray[Any]:
@@ -126,7 +141,7 @@ def _raw(x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _indices(case: Case, offsets: NDArray[Any]) -> NDArray[Any]:
-    """Positions in the plane from the numbers of the taps."""
+    """Indices in the plane from offsets in the window."""
     result: Any = 0
     taps = np.unravel_index(offsets.astype(np.int64), [a.kernel for a in case.plan.axes])
     for axis, (a, tap) in enumerate(zip(case.plan.axes, taps, strict=True), start=2):
@@ -135,4 +150,4 @@ def _indices(case: Case, offsets: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(result)
 
 
-OWN: tuple[type[Contestant], ...] = (Kernel, Whole)
+NDPOOL: tuple[type[Contestant], ...] = (Kernel, FullCall)

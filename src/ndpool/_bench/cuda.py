@@ -1,9 +1,9 @@
-"""The benchmark on a CUDA device: checks before any timing, next to whoever pools there and to a copy.
+"""The benchmark on a CUDA device: checks every contestant's answer, then times it next to a copy.
 
-Calls walk over several inputs, so that no cache holds the next one. Those of PyTorch, `torch.compile` and
-ndpool are captured in a graph and replayed: device time. Those of JAX and CuPy are issued one after the
-other: where a call is short, that is their host's time. Several processes prepare cases, which is mostly
-compiling; one at a time has the device for its timing. `cuda_report` tells what came out.
+Calls cycle over several inputs to defeat the cache. Calls of PyTorch, `torch.compile` and ndpool are captured
+in a CUDA graph and replayed, which measures device time. Calls of JAX and CuPy are issued back to back, so
+short ones measure host time. Several processes prepare cases (mostly compilation); only one at a time uses
+the device for timing. `cuda_report` formats the results.
 """
 
 from __future__ import annotations
@@ -18,28 +18,24 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import cache
 from importlib import import_module
-from math import sqrt
 from multiprocessing import get_context
 from random import Random
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ndpool._bench.case import Case
 from ndpool._bench.cases import CASES
 from ndpool._bench.cuda_cases import CUDA_CASES
-from ndpool._bench.cuda_peers import Call, Contestant, Data, field
-from ndpool._bench.runner import Progress, machine
+from ndpool._bench.cuda_peers import Call, Contestant, Data, installed
+from ndpool._bench.runner import Progress, machine, statistics
 
 FORMAT = "ndpool bench cuda 1"
 ALL_CASES = (*CUDA_CASES, *CASES)
-_SMALL = 2**23  # bytes under which the host's time is told too
+_SMALL = 2**23  # bytes below which host time is reported too
 _SLOW = 0.02  # seconds
-_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
 class Effort(NamedTuple):
-    """How many replays, each of so many milliseconds at least."""
+    """The number of replays, and the minimum milliseconds of each."""
 
     rounds: int
     milliseconds: float
@@ -51,16 +47,16 @@ FULL, QUICK = Effort(5, 3.0), Effort(2, 0.5)
 def run(
     cases: Iterable[Case] = ALL_CASES, quick: bool = False, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Measure cases on the current device; what comes back is for `cuda_report`, and JSON can hold it.
+    """Measure cases on the current device and return a JSON-serialisable document for `cuda_report`.
 
-    Starts processes: a script calls it under ``if __name__ == "__main__"``.
+    Starts processes, so scripts must call it under ``if __name__ == "__main__"``.
     """
     torch: Any = import_module("torch")
     if not torch.cuda.is_available():
-        raise ValueError("bench: --device cuda needs a CUDA device that PyTorch sees; there is none")
+        raise ValueError("bench: --device cuda needs a CUDA device that PyTorch can use; found none")
     cases = tuple(cases)
     results: dict[int, dict[str, Any]] = {}
-    # Neighbours in the list are of one size: in this order the largest do not hold their memory all at once.
+    # Neighbouring cases have the same size: shuffled, the largest are not in memory all at the same time.
     order = Random(0).sample(range(len(cases)), len(cases))
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     workers = max(1, min(14, len(os.sched_getaffinity(0)) - 2, len(cases)))
@@ -71,7 +67,7 @@ def run(
                 results[i] = result
                 if progress:
                     progress(len(results), len(cases), cases[i].name)
-    ready, missing = field()
+    ready, missing = installed()
     return {
         "format": FORMAT,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -98,13 +94,13 @@ def _work(case: Case) -> dict[str, Any]:
 
 
 @contextmanager
-def _held(lock: int | None, alone: bool) -> Iterator[None]:
-    """The device together with other processes that prepare, or alone for timing."""
+def _device_lock(lock: int | None, exclusive: bool) -> Iterator[None]:
+    """Share the device with other processes that prepare cases, or use it exclusively for timing."""
     if lock is None:
         yield
         return
     fcntl: Any = import_module("fcntl")
-    fcntl.flock(lock, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    fcntl.flock(lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
     try:
         yield
         import_module("torch").cuda.synchronize()
@@ -115,24 +111,24 @@ def _held(lock: int | None, alone: bool) -> Iterator[None]:
 def measure(
     case: Case, effort: Effort = FULL, copy: float | None = None, lock: int | None = None
 ) -> dict[str, Any]:
-    """Check, then time one case; whoever is wrong is named in the notes and not timed."""
+    """Check and time one case; contestants with a wrong answer are listed in the notes, not timed."""
     keys = ("name", "network", "group", "call", "shape", "dtype", "layout", "mode", "moved")
     result: dict[str, Any] = {key: getattr(case, key) for key in keys}
     result |= {"times": {}, "notes": {}, "error": None, "floor": case.moved / (copy or copy_speed())}
     torch: Any = import_module("torch")
-    # The default stream cannot be captured, and a backward pass runs where its forward pass did.
+    # The default stream cannot be captured, and backward runs on the stream of its forward.
     torch.cuda.set_stream(_stream())
-    with _held(lock, alone=False):
+    with _device_lock(lock, exclusive=False):
         prepared = _prepare(case, result)
-    with _held(lock, alone=True):
+    with _device_lock(lock, exclusive=True):
         for one, calls in prepared:
             try:
                 timed = captured(calls, effort) if one.captured else issued(calls, effort)
                 if one.captured and case.moved < _SMALL:
                     timed["host"] = host(calls[0])
                 result["times"][one.name] = timed
-            except Exception as error:  # whatever a library raises is its answer to the case
-                _complain(result, one.name, _first_line(error))
+            except Exception as error:  # a library may raise anything for a case that it does not support
+                _record_error(result, one.name, _first_line(error))
         del prepared
         gc.collect()
         torch.cuda.empty_cache()
@@ -140,21 +136,21 @@ def measure(
 
 
 def _prepare(case: Case, result: dict[str, Any]) -> list[tuple[Contestant, list[Call]]]:
-    """The calls of everyone whose answer is right; this compiles them."""
+    """Compile and check: the calls of the contestants whose answer is right."""
     data, prepared = Data(case), []
     truth = reference(case, data)
-    for one in field()[0]:
+    for one in installed()[0]:
         if not one.supports(case):
             continue
         try:
             calls = one.calls(case, data)
-            complaint = compare(case, one.answer(case, calls[0]()), truth)
-        except Exception as error:  # whatever a library raises is its answer to the case
-            complaint = _first_line(error)
-        if complaint is None:
+            mistake = compare(case, one.answer(case, calls[0]()), truth)
+        except Exception as error:  # a library may raise anything for a case that it does not support
+            mistake = _first_line(error)
+        if mistake is None:
             prepared.append((one, calls))
         else:
-            _complain(result, one.name, complaint)
+            _record_error(result, one.name, mistake)
     return prepared
 
 
@@ -162,15 +158,15 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
-def _complain(result: dict[str, Any], name: str, complaint: str) -> None:
+def _record_error(result: dict[str, Any], name: str, mistake: str) -> None:
     if name == "ndpool":
-        result["error"] = complaint
+        result["error"] = mistake
     else:
-        result["notes"][name] = complaint
+        result["notes"][name] = mistake
 
 
 def reference(case: Case, data: Data) -> tuple[Any, ...]:
-    """PyTorch's answer in float64, contiguous: it holds every number of the other dtypes."""
+    """PyTorch's answer for contiguous float64, which represents every value of the other dtypes."""
     torch = data.torch
     x, grad = (t[0].detach().to(torch.float64).contiguous() for t in (data.x, data.grad))
     function, given = getattr(torch.nn.functional, case.function), dict(case.arguments)
@@ -184,10 +180,8 @@ def reference(case: Case, data: Data) -> tuple[Any, ...]:
 
 
 def compare(case: Case, answer: tuple[Any, ...], truth: tuple[Any, ...]) -> str | None:
-    """What is wrong with an answer: maxima and indices must be equal, sums close in every element."""
-    exact = case.mode != "backward" and (case.reduction == "max" or case.dtype not in _EPSILON)
-    epsilon = _EPSILON.get(case.dtype, 0.0)
-    limit = 2 * epsilon + 8 * min(epsilon, _EPSILON["float32"]) * sqrt(case.plan.taps)
+    """The first mistake in an answer, or None: maxima and indices must be equal, sums close per element."""
+    exact, limit = case.exact, case.tolerance
     if len(answer) != len(truth):
         return f"wrong answer: {len(answer)} tensors where {len(truth)} are expected"
     for got, want in zip(answer, truth, strict=True):
@@ -202,17 +196,17 @@ def compare(case: Case, answer: tuple[Any, ...], truth: tuple[Any, ...]) -> str 
 
 
 def captured(calls: Sequence[Call], effort: Effort) -> dict[str, float]:
-    """Seconds of device time per call, from a graph of all calls."""
+    """Device time per call in seconds, from a CUDA graph of all calls."""
     torch: Any = import_module("torch")
     once = min(_once(calls[0]) for _ in range(2))
     if once > _SLOW:
-        return _statistics([once])
+        return statistics([once])
     for call in calls:
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        # Results are kept: each has memory of its own, as in a network.
+        # Keep the results alive so that each call allocates its own, as in a network.
         kept = [call() for call in calls]
     replays = 1
     samples: list[float] = []
@@ -229,7 +223,7 @@ def captured(calls: Sequence[Call], effort: Effort) -> dict[str, float]:
         else:
             samples.append(took / 1e3 / replays / len(calls))
     del kept
-    return _statistics(samples)
+    return statistics(samples)
 
 
 def _once(call: Call) -> float:
@@ -242,11 +236,11 @@ def _once(call: Call) -> float:
 
 
 def issued(calls: Sequence[Call], effort: Effort) -> dict[str, float]:
-    """Seconds per call where calls follow each other without waiting for their results."""
+    """Seconds per call when calls are issued back to back without synchronising."""
     torch: Any = import_module("torch")
     rounds = 1
     samples: list[float] = []
-    calls[0]()  # was compiled before
+    calls[0]()  # warm-up; already compiled
     while len(samples) < effort.rounds:
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -261,11 +255,11 @@ def issued(calls: Sequence[Call], effort: Effort) -> dict[str, float]:
             rounds *= 4
         else:
             samples.append(took / rounds / len(calls))
-    return _statistics(samples)
+    return statistics(samples)
 
 
 def host(call: Call, n: int = 200) -> float:
-    """Seconds of the host per call, which the device does not hold up."""
+    """Host time per call in seconds, without waiting for the device."""
     torch: Any = import_module("torch")
     for _ in range(20):
         call()
@@ -287,16 +281,11 @@ def _stream() -> Any:
 
 @cache
 def copy_speed() -> float:
-    """Bytes per second, read and written, of a copy much larger than the cache."""
+    """Bytes per second, read plus written, of a copy much larger than the cache."""
     torch: Any = import_module("torch")
     torch.cuda.set_stream(_stream())
     source = torch.empty(2**28, device="cuda").uniform_()
     target = torch.empty_like(source)
-    # A kernel that moves what a copy moves: copies themselves are slower in a graph.
+    # Negation moves the same bytes as a copy; captured copies are slower.
     timed = captured([lambda: torch.neg(source, out=target)], FULL)
     return 2 * 2**30 / timed["median"]
-
-
-def _statistics(samples: Sequence[float]) -> dict[str, float]:
-    low, median, high = (float(q) for q in np.quantile(samples, (0.25, 0.5, 0.75)))
-    return {"median": median, "low": low, "high": high, "rounds": len(samples)}

@@ -1,6 +1,6 @@
-"""What only a large device is busy with: pooling layers at training batches, in two dtypes and both layouts.
+"""Cases large enough to fill a GPU: pooling layers at training batch sizes, two dtypes and both layouts.
 
-`CUDA_CASES` come before the list of `cases` when a GPU is measured. A class is a window, whatever its dtype.
+The GPU benchmark runs `CUDA_CASES` before the list in `cases`. A group is one window in any dtype.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who pools on a CUDA device: ndpool, PyTorch eager and compiled, JAX, CuPy; and the data that they get.
+"""The contestants on a CUDA device (ndpool, PyTorch eager and compiled, JAX, CuPy) and their data.
 
-`calls` does what is not timed and returns a call for every set of the data; `answer` turns what a call gives
-into PyTorch's tensors of (batch, channels, *sizes).
+`calls` does the untimed set-up and returns one call per set of the data; `answer` converts the result of a
+call to PyTorch tensors of shape (batch, channels, *sizes).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ndpool._bench.case import Case
 from ndpool._bench.peers import Jax
 
 Call = Callable[[], Any]
-_CACHED = 3 * 2**28  # bytes that calls in a row move at least, or the cache would hold them
+_OVERFLOW = 3 * 2**28  # bytes; successive calls together move at least this much, to overflow the cache
 _SETS = 12
 
 
 class Data:
-    """The tensors of a case, as often as it takes to overflow the cache."""
+    """The tensors of a case: enough sets of them to overflow the cache."""
 
     def __init__(self, case: Case, sets: int | None = None) -> None:
         self.torch: Any = import_module("torch")
-        self.sets = sets or max(1, min(_SETS, -(-_CACHED // case.moved)))
-        # Numbers from the host's generator would take longer than all the timing.
+        self.sets = sets or max(1, min(_SETS, -(-_OVERFLOW // case.moved)))
+        # Generated on the device: host generation would take longer than all the timing.
         self.generator = self.torch.Generator("cuda").manual_seed(0)
         pairs = [
             (self._random(case, case.shape), self._random(case, case.out_shape)) for _ in range(self.sets)
@@ -51,11 +51,11 @@ class Data:
 
 
 class Contestant:
-    """Whoever pools on the device; the answer is a tuple of PyTorch's tensors."""
+    """A library that pools on the device, by default ndpool."""
 
     name = "ndpool"
     packages: tuple[str, ...] = ()
-    captured = True  # whether its calls can be recorded in a graph
+    captured = True  # whether a CUDA graph can capture its calls
 
     def __init__(self) -> None:
         self.torch: Any = import_module("torch")
@@ -63,21 +63,21 @@ class Contestant:
             import_module(package)
 
     def version(self) -> str:
-        """The version of the library behind it."""
+        """The version of the library."""
         if not self.packages:
             return version("ndpool")
         return str(import_module(self.packages[0]).__version__)
 
     def supports(self, case: Case) -> bool:
-        """Whether it has this case."""
+        """Whether the library supports this case."""
         return True
 
     def function(self, case: Case) -> Callable[..., Any]:
-        """What is called."""
+        """The function to call."""
         return getattr(ndpool, case.function)  # type: ignore[no-any-return]
 
     def calls(self, case: Case, data: Data) -> list[Call]:
-        """A call for each set of the data; training keeps what its backward needs."""
+        """One call per set of the data; in training, each call saves its tensors for backward."""
         function = self.function(case)
         return [self._call(case, function, *pair) for pair in zip(data.x, data.grad, strict=True)]
 
@@ -94,12 +94,12 @@ class Contestant:
         return lambda: differentiate(y, leaf, grad, retain_graph=True)[0]
 
     def answer(self, case: Case, raw: Any) -> tuple[Any, ...]:
-        """What a call returned."""
+        """The result of a call, detached."""
         return tuple(a.detach() for a in (raw if isinstance(raw, tuple) else (raw,)))
 
 
 class Eager(Contestant):
-    """PyTorch's own functions."""
+    """PyTorch's functions."""
 
     name = "PyTorch"
     packages = ("torch",)
@@ -110,12 +110,12 @@ class Eager(Contestant):
 
 
 class Compiled(Eager):
-    """PyTorch's functions, compiled for the shape."""
+    """PyTorch's functions, compiled for static shapes."""
 
     name = "torch.compile"
 
     def function(self, case: Case) -> Callable[..., Any]:
-        """The compiled function; gradients are asked for more than once, so nothing is given away."""
+        """The compiled function; buffers are not donated because backward runs more than once."""
         self.torch._dynamo.reset()
         import_module("torch._functorch.config").donated_buffer = False  # type: ignore[attr-defined]
         return self.torch.compile(super().function(case), dynamic=False, fullgraph=True)  # type: ignore[no-any-return]
@@ -137,15 +137,15 @@ class JaxCuda(Contestant):
 
     def _peer(self, case: Case) -> Jax:
         peer = object.__new__(Jax)
-        peer.last = case.layout == "NHWC"
+        peer.channels_last = case.layout == "NHWC"
         return peer
 
     def supports(self, case: Case) -> bool:
-        """As on the CPU."""
+        """The same cases as on the CPU."""
         return self._peer(case).supports(case)
 
     def calls(self, case: Case, data: Data) -> list[Call]:
-        """`reduce_window` and its transpose."""
+        """`reduce_window` or its transpose."""
         jax: Any = import_module("jax")
         pool = self._peer(case).pool(case)
         made: list[Call] = []
@@ -157,22 +157,22 @@ class JaxCuda(Contestant):
         return made
 
     def answer(self, case: Case, raw: Any) -> tuple[Any, ...]:
-        """As a tensor, the channels in their place."""
+        """The result as a tensor with axis 1 for the channels."""
         t = self.torch.from_dlpack(raw.block_until_ready())
         return (t.movedim(-1, 1) if case.layout == "NHWC" else t,)
 
 
 class CuPy(Contestant):
-    """CuPy: filters at stride 1, reductions of blocks."""
+    """CuPy: filters for stride 1, block reductions for disjoint windows."""
 
     name = "CuPy"
     packages = ("cupy",)
     captured = False
 
     def supports(self, case: Case) -> bool:
-        """Contiguous arrays of floats and bytes, values only."""
+        """Contiguous arrays of floats and uint8, values only."""
         known = ("float32", "float64", "uint8") if case.reduction == "max" else ("float32", "float64")
-        fits = case.keeps_size or case.tiles
+        fits = case.is_same or case.tiles
         return case.dtype in known and case.layout == "NCHW" and case.mode == "values" and fits
 
     def calls(self, case: Case, data: Data) -> list[Call]:
@@ -197,13 +197,13 @@ class CuPy(Contestant):
         return lambda: ndimage.maximum_filter(x, size, mode="constant", cval=least)
 
     def answer(self, case: Case, raw: Any) -> tuple[Any, ...]:
-        """As a tensor."""
+        """The result as a tensor."""
         return (self.torch.from_dlpack(raw),)
 
 
 @cache
-def field() -> tuple[tuple[Contestant, ...], dict[str, str]]:
-    """Whoever is installed, and a note on whoever is not."""
+def installed() -> tuple[tuple[Contestant, ...], dict[str, str]]:
+    """The contestants that are installed, and a note for each that is not."""
     ready: list[Contestant] = []
     missing: dict[str, str] = {}
     for kind in (Contestant, Eager, Compiled, JaxCuda, CuPy):

@@ -1,12 +1,13 @@
-"""What `cuda.run` measured, told: a table and a summary for a terminal, Markdown, and a chart as SVG.
+"""Reports of what `cuda.run` measured: a table and a summary for a terminal, Markdown, and a chart as SVG.
 
-The share is that of the copy's bandwidth: the time of a copy of the bytes that must move, over the call's. A
-factor over a peer says how many times ndpool is faster.
+A share is a fraction of the bandwidth of a copy: the time of a copy of the bytes that must move, over that of
+the call. A factor over a peer says how many times faster ndpool is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any, NamedTuple
 
 from ndpool._bench.cuda_cases import CUDA_CASES
@@ -31,11 +32,11 @@ class Row(NamedTuple):
     hosts: dict[str, float]
 
     def share(self, name: str = "ndpool") -> float | None:
-        """How much of the copy's bandwidth a contestant reached."""
+        """The fraction of a copy's bandwidth that a contestant reached."""
         return self.floor / self.times[name] if name in self.times else None
 
     def over(self, name: str) -> float | None:
-        """How many times faster than a contestant ndpool is."""
+        """How many times faster ndpool is than a contestant."""
         return self.times[name] / self.times["ndpool"] if name in self.times else None
 
 
@@ -52,7 +53,7 @@ def rows(document: Document) -> list[Row]:
 
 
 def failures(document: Document) -> list[str]:
-    """The cases in which ndpool's own answer was wrong, or none came."""
+    """The cases in which the result of ndpool was wrong or missing."""
     return [f"{result['name']}: {result['error']}" for result in document["results"] if result["error"]]
 
 
@@ -74,7 +75,7 @@ def table(document: Document) -> str:
 
 
 def summary(document: Document) -> str:
-    """The means, what is slower than a peer, the machine, and who could not take part."""
+    """The means, the cases slower than a peer, the machine, and the peers that are missing."""
     lines = [*means(document), "", *(slower(document, name) for name in _PEERS)]
     lines += [machine_line(document), *(f"{name}: {why}" for name, why in document["missing"].items())]
     for result in document["results"]:
@@ -122,7 +123,7 @@ def machine_line(document: Document) -> str:
 
 
 def markdown(document: Document) -> str:
-    """The table of the documentation: for each class the range over layouts."""
+    """The documentation's table: for each class the range over layouts."""
     lines = [
         f"| class | share of copy, f32 | bf16 | {_X} PyTorch, f32 | bf16 | {_X} torch.compile | {_X} JAX |",
         "|---|---|---|---|---|---|---|",
@@ -138,6 +139,20 @@ def markdown(document: Document) -> str:
     )
 
 
+def speedups(document: Document) -> dict[str, tuple[str, str]]:
+    """For each class the range of speedups over PyTorch, and over the fastest peer of each case."""
+    return {
+        group: (
+            _range(row.over("PyTorch") for row in own),
+            _range(
+                min((row.over(name) or inf for name in _PEERS if name in row.times), default=None)
+                for row in own
+            ),
+        )
+        for group, own in _groups(document).items()
+    }
+
+
 def class_means(document: Document) -> dict[str, tuple[float | None, ...]]:
     """Shares of the copy's bandwidth: for each class the means of the `SERIES`."""
     return {
@@ -147,12 +162,12 @@ def class_means(document: Document) -> dict[str, tuple[float | None, ...]]:
 
 
 def chart_title(document: Document) -> str:
-    """What a chart of `class_means` shows."""
+    """The title of a chart of `class_means`."""
     return f"Share of a copy's bandwidth, {document['device']}"
 
 
 def chart_note(document: Document) -> str:
-    """What a bar is, and where it was measured."""
+    """The note of a chart: what a bar is, and the device."""
     return f"Geometric means over dtypes and layouts. {document['device']}, {days(document)}"
 
 

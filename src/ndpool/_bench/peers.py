@@ -1,7 +1,7 @@
-"""The libraries that people pool with otherwise, one small class each.
+"""The other libraries in the benchmark, one small class each.
 
-Each gets its data in the layout that it likes best. A library is imported when its class is made, never
-before: ndpool itself needs none of them.
+Each gets its data in its fastest layout. A library is imported when its class is instantiated: ndpool itself
+needs none of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PyTorch(Contestant):
         self.torch.set_num_threads(threads)
 
     def supports(self, case: Case) -> bool:
-        """All but averages of integers."""
+        """Everything except average pooling of integers."""
         return case.reduction == "max" or case.dtype in _FLOATS
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
@@ -48,17 +48,17 @@ class PyTorch(Contestant):
         return lambda: function(tensor, **given)
 
     def function(self, case: Case) -> tuple[Any, dict[str, Any]]:
-        """What is called, and its arguments."""
+        """The function to call and its arguments."""
         return getattr(self.torch.nn.functional, case.function), dict(case.arguments)
 
     def tensor(self, a: NDArray[Any]) -> Any:
-        """A contiguous tensor of its own memory; NumPy's bfloat16 goes by its bits."""
+        """A contiguous copy as a tensor; bfloat16 is transferred as its bits."""
         if a.dtype.name == "bfloat16":
             return self.torch.from_numpy(a.view(np.int16).copy(order="C")).view(self.torch.bfloat16)
         return self.torch.from_numpy(a.copy(order="C"))
 
     def answer(self, case: Case, raw: Any) -> Answer:
-        """Back to NumPy."""
+        """The result as NumPy arrays."""
         return tuple(self.array(tensor) for tensor in (raw if isinstance(raw, tuple) else (raw,)))
 
     def array(self, tensor: Any) -> NDArray[Any]:
@@ -70,13 +70,13 @@ class PyTorch(Contestant):
         return np.asarray(bits.view(import_module("ml_dtypes").bfloat16))
 
 
-class PyTorchLast(PyTorch):
+class PyTorchChannelsLast(PyTorch):
     """PyTorch on channels-last tensors."""
 
     name = "PyTorch NHWC"
 
     def supports(self, case: Case) -> bool:
-        """Images and volumes of floats; with one channel the layouts are the same."""
+        """2-D and 3-D pooling of floats; with one channel the layouts are the same."""
         return case.dtype in _FLOATS and len(case.axes) in (2, 3) and case.shape[1] > 1
 
     def tensor(self, a: NDArray[Any]) -> Any:
@@ -86,12 +86,12 @@ class PyTorchLast(PyTorch):
 
 
 class OneDNN(PyTorch):
-    """oneDNN, reached through PyTorch's tensors of that kind."""
+    """oneDNN through PyTorch's MKL-DNN tensors."""
 
     name = "oneDNN"
 
     def supports(self, case: Case) -> bool:
-        """Sliding windows over images and volumes, without indices."""
+        """2-D and 3-D sliding windows, without indices."""
         return (
             case.dtype == "float32"
             and len(case.axes) in (2, 3)
@@ -100,7 +100,7 @@ class OneDNN(PyTorch):
         )
 
     def function(self, case: Case) -> tuple[Any, dict[str, Any]]:
-        """The sliding function, also for an adaptive case."""
+        """The sliding-window function, for adaptive cases too."""
         window = case.window
         assert window is not None
         given = {"kernel_size": window.kernel, "stride": window.stride, "padding": window.before}
@@ -108,32 +108,32 @@ class OneDNN(PyTorch):
         return getattr(self.torch.nn.functional, f"{case.reduction}_pool{len(case.axes)}d"), given
 
     def tensor(self, a: NDArray[Any]) -> Any:
-        """An opaque tensor."""
+        """An opaque MKL-DNN tensor."""
         return super().tensor(a).to_mkldnn()
 
     def array(self, tensor: Any) -> NDArray[Any]:
-        """Back through a dense tensor."""
+        """A NumPy view of the tensor, converted to dense."""
         return super().array(tensor.detach().to_dense())
 
 
 class OnnxRuntime(Contestant):
-    """ONNX Runtime on a graph of one node."""
+    """ONNX Runtime with a single-node graph."""
 
     name = "ONNX Runtime"
     packages = ("onnxruntime", "onnx")
 
     def supports(self, case: Case) -> bool:
-        """Sliding windows; averages in float32 only, indices of sliding maxima."""
+        """Sliding windows; average pooling in float32 only, indices for sliding max pooling."""
         known = ("float32", "float64", "int8", "uint8") if case.reduction == "max" else ("float32",)
         return (
             case.dtype in known
             and case.window is not None
             and case.mode != "backward"
-            and not (case.whole and (case.mode != "values" or case.dtype != "float32"))
+            and not (case.is_global and (case.mode != "values" or case.dtype != "float32"))
         )
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
-        """A session with the asked-for number of threads."""
+        """A session with the requested number of threads."""
         onnx: Any = import_module("onnx")
         onnxruntime: Any = import_module("onnxruntime")
         window = case.window
@@ -141,12 +141,12 @@ class OnnxRuntime(Contestant):
         outputs = ["y"] if case.mode == "values" else ["y", "i"]
         word = "Max" if case.reduction == "max" else "Average"
         given: dict[str, Any] = {}
-        if not case.whole:
+        if not case.is_global:
             given = {"kernel_shape": window.kernel, "strides": window.stride}
             given["pads"] = window.before + window.after
             if case.reduction == "avg":
                 given["count_include_pad"] = 1
-        node = onnx.helper.make_node(f"Global{word}Pool" if case.whole else f"{word}Pool", ["x"], outputs)
+        node = onnx.helper.make_node(f"Global{word}Pool" if case.is_global else f"{word}Pool", ["x"], outputs)
         node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in given.items())
         kind = onnx.helper.np_dtype_to_tensor_dtype(x.dtype)
         kinds = {"y": kind, "i": onnx.TensorProto.INT64}
@@ -168,28 +168,28 @@ class OnnxRuntime(Contestant):
         return lambda: session.run(None, feed)
 
     def answer(self, case: Case, raw: Any) -> Answer:
-        """Its indices count through the whole array."""
+        """The values, and indices in the plane; ONNX's count through the whole array."""
         return (raw[0], *(i % np.prod(case.sizes) for i in raw[1:]))
 
 
 class Jax(Contestant):
-    """JAX, compiled, channels first; its threads follow the processors that the process may use."""
+    """JAX, compiled, channels first; its thread pool follows the CPU affinity of the process."""
 
     name = "JAX"
     packages = ("jax",)
-    last = False
+    channels_last = False
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
         import_module("jax").config.update("jax_enable_x64", True)
 
     def supports(self, case: Case) -> bool:
-        """Sliding windows without indices; averages where it adds up in the type of the result."""
+        """Sliding windows without indices; average pooling where it accumulates in the result dtype."""
         known = _FLOATS + ("int8", "uint8") if case.reduction == "max" else ("float32", "float64")
         return case.dtype in known and case.window is not None and case.mode in ("values", "backward")
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
-        """`reduce_window`, or a plain reduction where the window is the plane."""
+        """`reduce_window`, or a plain reduction for global pooling."""
         jax: Any = import_module("jax")
         pool = self.pool(case)
         inputs = [jax.numpy.asarray(np.ascontiguousarray(self.moved(a))) for a in (x, grad)]
@@ -204,16 +204,16 @@ class Jax(Contestant):
         lax: Any = import_module("jax").lax
         window, axes = case.window, case.axes
         assert window is not None
-        at = tuple(a - 1 for a in axes) if self.last else axes
+        at = tuple(a - 1 for a in axes) if self.channels_last else axes
         maximum = case.reduction == "max"
-        if case.whole:
+        if case.is_global:
             return lambda a: (a.max if maximum else a.mean)(axis=at, keepdims=True)
 
-        def spread(values: tuple[Any, ...], other: Any) -> tuple[Any, ...]:
-            return (other, *values, other) if self.last else (other, other, *values)
+        def every_axis(values: tuple[Any, ...], other: Any) -> tuple[Any, ...]:
+            return (other, *values, other) if self.channels_last else (other, other, *values)
 
-        pads = spread(tuple(zip(window.before, window.after, strict=True)), (0, 0))
-        shape = (spread(window.kernel, 1), spread(window.stride, 1), pads)
+        pads = every_axis(tuple(zip(window.before, window.after, strict=True)), (0, 0))
+        shape = (every_axis(window.kernel, 1), every_axis(window.stride, 1), pads)
         taps = float(np.prod(window.kernel))
 
         def run(a: Any) -> Any:
@@ -226,28 +226,28 @@ class Jax(Contestant):
         return run
 
     def moved(self, a: NDArray[Any]) -> NDArray[Any]:
-        """The array in this layout."""
-        return np.moveaxis(a, 1, -1) if self.last else a
+        """The array in this class's layout."""
+        return np.moveaxis(a, 1, -1) if self.channels_last else a
 
     def answer(self, case: Case, raw: Any) -> Answer:
-        """Channels to their place."""
+        """The result with axis 1 for the channels."""
         result = np.asarray(raw)
-        return (np.moveaxis(result, -1, 1) if self.last else result,)
+        return (np.moveaxis(result, -1, 1) if self.channels_last else result,)
 
 
-class JaxLast(Jax):
+class JaxChannelsLast(Jax):
     """JAX, compiled, channels last."""
 
     name = "JAX NHWC"
-    last = True
+    channels_last = True
 
     def supports(self, case: Case) -> bool:
-        """As channels first; with one channel the layouts are the same."""
+        """The cases of channels first with more than one channel; with one the layouts are the same."""
         return super().supports(case) and case.shape[1] > 1
 
 
 class OpenCV(Contestant):
-    """OpenCV: dilation and blur at stride 1, area resampling for averages of blocks."""
+    """OpenCV: dilation and blur for stride 1, area resampling for averages of disjoint windows."""
 
     name = "OpenCV"
     packages = ("cv2",)
@@ -257,13 +257,13 @@ class OpenCV(Contestant):
         import_module("cv2").setNumThreads(threads)
 
     def supports(self, case: Case) -> bool:
-        """Images; averages of floats, because it rounds integers."""
+        """2-D pooling; averages of floats only, because it rounds integers."""
         known = ("float32", "uint8") if case.reduction == "max" else ("float32",)
-        fits = case.keeps_size or (case.tiles and case.reduction == "avg" and not case.whole)
+        fits = case.is_same or (case.tiles and case.reduction == "avg" and not case.is_global)
         return case.dtype in known and len(case.axes) == 2 and case.mode == "values" and fits
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
-        """One call per image; an image has all channels where that is quicker."""
+        """One call per image, with interleaved channels where that is faster."""
         cv2: Any = import_module("cv2")
         kernel, interleaved = self._window(case).kernel, self._interleaved(case)
         images = np.moveaxis(x, 1, -1) if interleaved else x.reshape(-1, *case.sizes)
@@ -271,14 +271,14 @@ class OpenCV(Contestant):
         if case.reduction == "max":
             shape = np.ones(kernel, np.uint8)
             return lambda: [cv2.dilate(part, shape) for part in parts]
-        if case.keeps_size:
+        if case.is_same:
             border = cv2.BORDER_CONSTANT
             return lambda: [cv2.blur(part, kernel[::-1], borderType=border) for part in parts]
         size = case.plan.out[::-1]
         return lambda: [cv2.resize(part, size, interpolation=cv2.INTER_AREA) for part in parts]
 
     def answer(self, case: Case, raw: Any) -> Answer:
-        """The images as one array."""
+        """The images stacked into one array."""
         stack = np.stack(raw)
         result = np.moveaxis(stack, -1, 1) if self._interleaved(case) else stack.reshape(case.out_shape)
         return (result,)
@@ -294,15 +294,15 @@ class OpenCV(Contestant):
 
 
 class SciPy(Contestant):
-    """SciPy's filters, at stride 1."""
+    """SciPy's filters, for stride 1."""
 
     name = "SciPy"
     packages = ("scipy",)
 
     def supports(self, case: Case) -> bool:
-        """Windows centred on every element; averages of floats."""
+        """Stride 1 with "same" padding; averages of floats only."""
         known = ("float32", "float64") + (("uint8", "int8") if case.reduction == "max" else ())
-        return case.dtype in known and case.keeps_size and case.mode == "values"
+        return case.dtype in known and case.is_same and case.mode == "values"
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
         """A filter over the pooled axes."""
@@ -317,13 +317,13 @@ class SciPy(Contestant):
 
 
 class NumPy(Contestant):
-    """NumPy: cut into blocks, reduce the blocks; channels last, where it is quickest."""
+    """NumPy: reshape into blocks and reduce them; channels last, its fastest layout."""
 
     name = "NumPy"
     packages = ("numpy",)
 
     def supports(self, case: Case) -> bool:
-        """Blocks; averages of floats."""
+        """Disjoint windows that tile the plane; averages of floats only."""
         known = ("float32", "float64") + (("uint8", "int8", "float16") if case.reduction == "max" else ())
         return case.dtype in known and case.tiles and case.mode == "values"
 
@@ -339,12 +339,12 @@ class NumPy(Contestant):
         return lambda: (view.max if case.reduction == "max" else view.mean)(axis=axes)
 
     def answer(self, case: Case, raw: Any) -> Answer:
-        """Channels to their place."""
+        """The result with axis 1 for the channels."""
         return (np.moveaxis(raw, -1, 1),)
 
 
 class ScikitImage(NumPy):
-    """scikit-image's reduction of blocks."""
+    """scikit-image's block reduction."""
 
     name = "scikit-image"
     packages = ("skimage",)
@@ -360,11 +360,11 @@ class ScikitImage(NumPy):
 
 PEERS: tuple[type[Contestant], ...] = (
     PyTorch,
-    PyTorchLast,
+    PyTorchChannelsLast,
     OneDNN,
     OnnxRuntime,
     Jax,
-    JaxLast,
+    JaxChannelsLast,
     OpenCV,
     SciPy,
     ScikitImage,
@@ -373,6 +373,6 @@ PEERS: tuple[type[Contestant], ...] = (
 
 
 def reference(torch: Contestant, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Answer:
-    """PyTorch's answer to a case whose dtype it lacks: that of float64, cut off as integers are."""
+    """PyTorch's answer for a dtype that it does not support: computed in float64 and truncated."""
     wide = [a.astype(np.float64) for a in (x, grad)]
     return tuple(a.astype(x.dtype) for a in torch.answer(case, torch.prepare(case, *wide)()))

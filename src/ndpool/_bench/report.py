@@ -1,7 +1,7 @@
-"""What the runner measured, told: a table and a summary for a terminal, Markdown, and a chart as SVG.
+"""Reports of what the runner measured: a table and a summary for a terminal, Markdown, and a chart as SVG.
 
-Everything is computed from the dict that `runner.run` returns, or from the JSON file that it was written to.
-A factor over the floor is better when small; a factor over a peer says how many times ndpool is faster.
+Everything is computed from the dict that `runner.run` returns, or from its JSON file. A factor over the floor
+is better when small; a factor over a peer says how many times faster ndpool is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _X = "\N{MULTIPLICATION SIGN}"
 
 
 class Row(NamedTuple):
-    """One case at one number of threads; None where no peer has it."""
+    """One case at one number of threads; None if no peer supports it."""
 
     name: str
     group: str
@@ -68,7 +68,7 @@ def as_json(document: Document) -> str:
 
 
 def updated(old: Document, new: Document) -> Document:
-    """The results of `new`, and from `old` those of other cases; each tells when it was measured."""
+    """The results of `new`, and of `old` for other cases; each with the date of its measurement."""
     for key in ("format", "machine", "device", "isa", "quick", "versions"):
         had, has = old.get(key), new.get(key)
         if had != has:
@@ -89,13 +89,13 @@ def updated(old: Document, new: Document) -> Document:
 
 
 def days(document: Document) -> str:
-    """The day on which all was measured, or the first and the last."""
+    """The day of the measurements, or the first and the last."""
     found = sorted({result.get("date", document["date"])[:10] for result in document["results"]})
     return " to ".join(dict.fromkeys((found[0], found[-1]))) if found else str(document["date"][:10])
 
 
 def failures(document: Document) -> list[str]:
-    """The cases in which ndpool's own answer was wrong."""
+    """The cases in which the result of ndpool was wrong."""
     return [
         f"{result['name']}, {_threads(result['threads'])}: {result['error']}"
         for result in document["results"]
@@ -104,7 +104,7 @@ def failures(document: Document) -> list[str]:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """The mean of factors; None of nothing."""
+    """The geometric mean of factors; None if there are none."""
     logs = [log(value) for value in values if value is not None]
     return exp(sum(logs) / len(logs)) if logs else None
 
@@ -139,7 +139,7 @@ def table(document: Document) -> str:
 
 
 def summary(document: Document) -> str:
-    """The worst factors of each class, the means of all, the machine, and who could not take part."""
+    """The worst factors of each class, the means, the machine, and the peers that are missing."""
     lines, every = [], rows(document)
     threads = sorted({row.threads for row in every})
     head = ["class (worst of its cases)"]
@@ -163,7 +163,7 @@ def summary(document: Document) -> str:
 
 
 def means(document: Document) -> list[str]:
-    """The geometric means, a line for each number of threads."""
+    """The geometric means, one line for each number of threads."""
     lines = []
     for n in document["threads"]:
         own = [row for row in rows(document) if row.threads == n]
@@ -189,7 +189,7 @@ def machine_line(document: Document) -> str:
 
 
 def markdown(document: Document) -> str:
-    """The table of the documentation: for each class the range over its cases and numbers of threads."""
+    """The documentation's table: for each class the range over its cases and numbers of threads."""
     every = rows(document)
     lines = [f"| class | {_X} floor | {_X} best peer | {_X} PyTorch |", "|---|---|---|---|"]
     for group in _groups(every):
@@ -201,6 +201,18 @@ def markdown(document: Document) -> str:
         )
         lines.append(f"| {' | '.join((group, *ranges))} |")
     return "\n\n".join(["\n".join(lines), *means(document), machine_line(document)])
+
+
+def speedups(document: Document) -> dict[str, tuple[str, str]]:
+    """For each class the range of speedups over PyTorch, and over the fastest peer of each case."""
+    every = rows(document)
+    return {
+        group: (
+            _range(row.over_torch for row in every if row.group == group),
+            _range(row.over_best for row in every if row.group == group),
+        )
+        for group in _groups(every)
+    }
 
 
 def _threads(n: int) -> str:
@@ -226,7 +238,7 @@ def _range(values: Iterable[float | None]) -> str:
 
 
 def _columns(head: tuple[str, ...], body: Iterable[tuple[str, ...]], left: int) -> str:
-    """A plain table; the first `left` columns are flush left, and so is a column without a heading."""
+    """A plain table; the first `left` columns and columns without a heading are left-aligned."""
     cells = [head, *body]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     return "\n".join(
@@ -239,7 +251,7 @@ def _columns(head: tuple[str, ...], body: Iterable[tuple[str, ...]], left: int) 
 
 
 def progress_bar(stream: TextIO) -> Callable[[int, int, str], None]:
-    """Draws how far a run is and how long it will take; line by line where the stream is no terminal."""
+    """Show the progress of a run and the time left; line by line if the stream is not a terminal."""
     started = time.monotonic()
 
     def show(done: int, total: int, text: str) -> None:
@@ -298,19 +310,19 @@ def class_means(document: Document, threads: int) -> dict[str, tuple[float | Non
 
 
 def chart_title(threads: int) -> str:
-    """What a chart of `class_means` shows."""
+    """The title of a chart of `class_means`."""
     return f"Time of a pooling call, {_threads(threads)}, in copies of the same bytes (log scale)"
 
 
 def chart_note(document: Document) -> str:
-    """What a bar is, and where it was measured."""
+    """The note of a chart: what a bar is, and the machine."""
     machine = document["machine"]
     measured = f"{machine['cpu']}, {machine['cores']} cores, {document['isa']}, {days(document)}"
     return f"Geometric means over the cases of a class. {measured}"
 
 
 class Scale(NamedTuple):
-    """How a chart lays out its bars: the widths of names and bars, and lengths as parts of the latter."""
+    """Layout of a chart: the widths of names and bars, and lengths as fractions of the latter."""
 
     names: int
     width: int
@@ -357,15 +369,17 @@ def bar_chart(
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def chart(document: Document) -> str:
+def chart(document: Document, groups: Sequence[str] | None = None) -> str:
     """An SVG of whole calls as multiples of the floor, by class, for the largest number of threads."""
     threads = max(document["threads"])
     bars = class_means(document, threads)
+    if groups is not None:
+        bars = {group: bars[group] for group in groups}
     known = [value for values in bars.values() for value in values if value is not None]
     decades = max(1, -int(-log10(max(known, default=10)) // 1))
 
     def length(value: float) -> float:
-        # Half a decade below the floor has room, so that a bar at the floor is seen.
+        # The axis starts half a decade below the floor, so that a bar at the floor is visible.
         return (min(max(log10(value), -0.5), decades) + 0.5) / (decades + 0.5)
 
     ticks = [(f"{10**n}{_X}" if n else "floor", 10.0**n, n == 0) for n in range(decades + 1)]

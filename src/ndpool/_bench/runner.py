@@ -1,7 +1,7 @@
-"""The runner: checks every contestant's answer, then times those that passed, next to a copy of the bytes.
+"""The runner: checks every contestant's answer, then times the correct ones next to a memory copy.
 
-`run` gives each number of threads a process of its own, which may use that many processors, so that
-libraries which size their pools at the start are held to it as well. `measure` does one case in this process.
+`run` starts one process per number of threads and restricts it to as many processors, which also limits
+libraries that size their thread pools at start-up. `measure` runs one case in the current process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from datetime import datetime, timezone
 from functools import cache
-from math import sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -28,18 +27,17 @@ from numpy.typing import NDArray
 import ndpool
 from ndpool._bench.case import Case
 from ndpool._bench.cases import CASES
-from ndpool._bench.contestants import OWN, Answer, Call, Contestant
+from ndpool._bench.contestants import NDPOOL, Answer, Call, Contestant
 from ndpool._bench.peers import PEERS, PyTorch, reference
 
-Burst = Callable[[int], float]  # seconds that so many calls take
-Progress = Callable[[int, int, str], None]  # done, of how many, what comes next
+Burst = Callable[[int], float]  # seconds for n calls
+Progress = Callable[[int, int, str], None]  # done, total, next case
 
-_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 FORMAT = "ndpool bench 1"
 
 
 class Effort(NamedTuple):
-    """How long to time: at most so many rounds and seconds for each contestant, calls in bursts."""
+    """Limits per contestant: rounds, total seconds, and seconds per burst of calls."""
 
     rounds: int
     seconds: float
@@ -58,23 +56,23 @@ def run(
     """
     Measure cases for each number of threads.
 
-    Starts processes: a script calls it under ``if __name__ == "__main__"``.
+    Starts processes, so scripts must call it under ``if __name__ == "__main__"``.
 
     Parameters
     ----------
     cases : iterable of Case
-        What to measure; `select` finds cases by name.
+        The cases to measure; `select` finds cases by name.
     threads : sequence of int
-        Each number gets its own pass, at most one thread per processor.
+        The cases are measured once for each number, at most one thread per processor.
     quick : bool
-        Few rounds: a glance, not a measurement.
+        Run few rounds, for a rough estimate.
     progress : callable, optional
-        Called with (done, total, what comes next) before every case and at the end.
+        Called with (done, total, next case) before every case and at the end.
 
     Returns
     -------
     dict
-        Machine, versions and results, as JSON can hold them; `report` turns it into text.
+        Machine, versions and results, JSON-serialisable; `report` formats it.
     """
     cases = tuple(cases)
     results: list[dict[str, Any]] = []
@@ -84,7 +82,7 @@ def run(
         if not 1 <= n <= available:
             raise ValueError(f"bench: threads must be from 1 to {available}; got {n}")
     total = len(cases) * len(threads)
-    spawn = get_context("spawn")  # a fork would inherit pools that have their size already
+    spawn = get_context("spawn")  # a fork would inherit thread pools with their size already fixed
     for n in threads:
         with ProcessPoolExecutor(1, spawn, _start_worker, (n,)) as worker:
             using = f"{n} thread{'s' * (n > 1)}"
@@ -112,14 +110,14 @@ def run(
 
 
 def all_threads() -> tuple[int, ...]:
-    """One thread, and as many as the process has processors."""
+    """One thread, and one per available processor."""
     return tuple(dict.fromkeys((1, len(_processors()))))
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """The machine that the benchmark runs on."""
     return {
-        "cpu": _first("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": _value_of("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": len(_processors()),
         "l3": _read("/sys/devices/system/cpu/cpu0/cache/index3/size"),
         "system": f"{platform.system()} {platform.release()}",
@@ -131,7 +129,7 @@ def _read(path: str) -> str:
     return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
 
-def _first(path: str, key: str) -> str:
+def _value_of(path: str, key: str) -> str:
     for line in _read(path).splitlines():
         if line.startswith(key):
             return line.partition(":")[2].strip()
@@ -139,7 +137,7 @@ def _first(path: str, key: str) -> str:
 
 
 def _processors() -> list[int]:
-    """The processors that this process may use, those on cores of their own first."""
+    """The processors that this process may use, one of each physical core first."""
     if not hasattr(os, "sched_getaffinity"):
         return list(range(os.cpu_count() or 1))
     usable = sorted(os.sched_getaffinity(0))
@@ -154,7 +152,7 @@ def _processors() -> list[int]:
 
 
 def _start_worker(threads: int) -> None:
-    # An interrupt ends the worker at once; the process that waits for it tells the user.
+    # An interrupt ends the worker immediately; the parent process reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if hasattr(os, "sched_setaffinity"):
@@ -162,10 +160,10 @@ def _start_worker(threads: int) -> None:
 
 
 @cache
-def field(threads: int) -> tuple[tuple[Contestant, ...], dict[str, str]]:
-    """Whoever is installed, and a note on whoever is not."""
+def installed(threads: int) -> tuple[tuple[Contestant, ...], dict[str, str]]:
+    """The contestants that are installed, and a note for each that is not."""
     ready, missing = [], {}
-    for kind in OWN + PEERS:
+    for kind in NDPOOL + PEERS:
         try:
             ready.append(kind(threads))
         except ImportError as error:
@@ -174,7 +172,7 @@ def field(threads: int) -> tuple[tuple[Contestant, ...], dict[str, str]]:
 
 
 def _describe(threads: int) -> dict[str, Any]:
-    ready, missing = field(threads)
+    ready, missing = installed(threads)
     config = ndpool.show_config()
     versions = {key: config[key] for key in ("ndpool", "python")}
     versions |= {one.name: one.version for one in ready if one.packages}
@@ -182,13 +180,13 @@ def _describe(threads: int) -> dict[str, Any]:
 
 
 def _work(case: Case, threads: int, effort: Effort) -> dict[str, Any]:
-    return measure(case, field(threads)[0], threads, effort)
+    return measure(case, installed(threads)[0], threads, effort)
 
 
 def measure(
-    case: Case, entrants: Sequence[Contestant], threads: int = 1, effort: Effort = FULL
+    case: Case, contestants: Sequence[Contestant], threads: int = 1, effort: Effort = FULL
 ) -> dict[str, Any]:
-    """Check, then time one case; contestants with a wrong answer are named in the notes and not timed."""
+    """Check and time one case; contestants with a wrong answer are listed in the notes, not timed."""
     result: dict[str, Any] = {
         key: getattr(case, key)
         for key in ("name", "network", "group", "call", "shape", "dtype", "layout", "mode", "moved")
@@ -199,42 +197,41 @@ def measure(
     except ImportError as error:
         result["notes"]["ndpool"] = f"skipped: {error}"
         return result
-    own = {kind.name for kind in OWN}
-    torch = next((one for one in entrants if type(one) is PyTorch), None)
+    own = {kind.name for kind in NDPOOL}
+    torch = next((one for one in contestants if type(one) is PyTorch), None)
     truth = None if torch is None or torch.supports(case) else reference(torch, case, x, grad)
     calls: dict[str, Call] = {}
-    # The first answer is the truth that the others are held to: PyTorch's where it is there.
-    for one in sorted(entrants, key=lambda one: one is not torch):
+    # The first answer is the reference for the others: PyTorch's if it is installed.
+    for one in sorted(contestants, key=lambda one: one is not torch):
         if not one.supports(case):
             continue
         try:
             call = one.prepare(case, x, grad)
             answer = one.answer(case, call())
-        except Exception as error:  # whatever a library raises is its answer to the case
-            complaint: str | None = f"{type(error).__name__}: {error}".splitlines()[0]
+        except Exception as error:  # a library may raise anything for a case that it does not support
+            mistake: str | None = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
             truth = answer if truth is None else truth
-            complaint = compare(case, answer, truth)
-        if complaint is None:
+            mistake = compare(case, answer, truth)
+        if mistake is None:
             calls[one.name] = call
         elif one.name in own:
-            return result | {"error": f"{one.name}: {complaint}"}
+            return result | {"error": f"{one.name}: {mistake}"}
         else:
-            result["notes"][one.name] = complaint
+            result["notes"][one.name] = mistake
     with ThreadPoolExecutor(threads) as pool:
         bursts = {name: _repeat(call) for name, call in calls.items()}
         bursts |= _copies(case.moved, threads, pool)
-        # Other libraries' threads spin after their work, OpenMP's for 8 ms, and would slow the next one.
+        # Other libraries' idle threads spin (OpenMP's for 8 ms) and would slow down the next contestant.
         samples = _time(bursts, effort, pause=12e-3 if threads > 1 else 0.0)
-    times = {name: _statistics(values) for name, values in samples.items()}
+    times = {name: statistics(values) for name, values in samples.items()}
     copies = [times.pop(name) for name in list(times) if name.startswith("copy")]
     result["times"] = {"floor": min(copies, key=lambda copy: copy["median"]), **times}
     return result
 
 
 def compare(case: Case, answer: Answer, truth: Answer) -> str | None:
-    """What is wrong with an answer: maxima and indices must be equal, sums close in every element."""
-    exact = case.mode != "backward" and (case.reduction == "max" or case.dtype not in _EPSILON)
+    """The first mistake in an answer, or None: maxima and indices must be equal, sums close per element."""
     if len(answer) != len(truth):
         return f"wrong answer: {len(answer)} arrays where {len(truth)} are expected"
     for got, want in zip(answer, truth, strict=True):
@@ -242,7 +239,7 @@ def compare(case: Case, answer: Answer, truth: Answer) -> str | None:
             return f"wrong answer: shape {got.shape} where {want.shape} is expected"
         if got.dtype != want.dtype:
             return f"wrong answer: dtype {got.dtype} where {want.dtype} is expected"
-        good = got == want if exact else _close(case, got, want)
+        good = got == want if case.exact else _close(case, got, want)
         if not good.all():
             at = tuple(int(i) for i in np.argwhere(~good)[0])
             n_wrong = good.size - int(np.count_nonzero(good))
@@ -251,11 +248,8 @@ def compare(case: Case, answer: Answer, truth: Answer) -> str | None:
 
 
 def _close(case: Case, got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
-    # The data are at most 1 in magnitude: one rounding of the result, and those of a sum in float32 or wider.
-    epsilon = _EPSILON[case.dtype]
-    limit = 2 * epsilon + 8 * min(epsilon, _EPSILON["float32"]) * sqrt(case.plan.taps)
     wide = np.result_type(np.float32, *(a.dtype for a in (got, want) if a.dtype.name != "bfloat16"))
-    close: NDArray[np.bool_] = np.abs(got.astype(wide) - want.astype(wide)) <= limit
+    close: NDArray[np.bool_] = np.abs(got.astype(wide) - want.astype(wide)) <= case.tolerance
     return close
 
 
@@ -270,7 +264,7 @@ def _repeat(call: Call) -> Burst:
 
 
 def _copies(moved: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, Burst]:
-    """Copies that read and write as many bytes in all, by one thread and by all; the faster is the floor."""
+    """Copies with the same memory traffic, by one thread and by all threads; the faster is the floor."""
     size = max(1, moved // 2)
     source = np.resize(np.random.default_rng(0).integers(1, 256, 2**16 + 1, np.uint8), size)
     target = source.copy()
@@ -296,11 +290,11 @@ def _copies(moved: int, threads: int, pool: ThreadPoolExecutor) -> dict[str, Bur
 
 
 def _time(bursts: dict[str, Burst], effort: Effort, pause: float) -> dict[str, list[float]]:
-    """Seconds per call in each round; the order is shuffled anew for every round."""
+    """Seconds per call in each round; every round runs in a new random order."""
     samples: dict[str, list[float]] = {}
     repeats, rounds, short = {}, {}, {}
     for name, burst in bursts.items():
-        once = min(burst(1), burst(1))  # the first call may pay for memory that was never used before
+        once = min(burst(1), burst(1))  # the first call may include page faults
         short[name] = once < 10e-3
         repeats[name] = max(1, int(effort.burst / once))
         rounds[name] = min(effort.rounds, int(effort.seconds / (once * repeats[name])))
@@ -315,13 +309,14 @@ def _time(bursts: dict[str, Burst], effort: Effort, pause: float) -> dict[str, l
             for name in order:
                 time.sleep(pause)
                 if short[name]:
-                    bursts[name](1)  # brings its data back into the caches
+                    bursts[name](1)  # warms the caches
                 samples[name].append(bursts[name](repeats[name]) / repeats[name])
     finally:
         gc.enable()
     return samples
 
 
-def _statistics(values: list[float]) -> dict[str, float]:
+def statistics(values: Sequence[float]) -> dict[str, float]:
+    """The median and quartiles of the rounds."""
     low, median, high = (float(q) for q in np.quantile(values, (0.25, 0.5, 0.75)))
     return {"median": median, "low": low, "high": high, "rounds": len(values)}

@@ -1,8 +1,8 @@
-"""The window explorer: a page that shows how windows move, what they hold and what they give.
+"""The window explorer: an interactive page that shows the windows of a pool, their elements and the output.
 
-The command ``ndpool explore`` calls `serve` or `export`. `state` says what is chosen, `answer` and `snippets`
-what ndpool makes of it, `server` hands that to the page, which only draws: ``index.html``, ``app.js``,
-``style.css``.
+The command ``ndpool explore`` calls `serve` or `export`. `state` parses the settings, `answer` and `snippets`
+compute everything the page shows, `server` sends it as JSON, and ``index.html``, ``app.js`` and ``style.css``
+only draw it.
 """
 
 from ndpool._explore.page import export

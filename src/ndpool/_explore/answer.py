@@ -1,7 +1,7 @@
-"""What the page draws for a state: input, windows, output, sizes and code, all of it from ndpool.
+"""Everything the page draws for a state: input, windows, output, sizes and code, all computed by ndpool.
 
-The server sends an answer as JSON, the export writes one into its page. Numbers travel as text, for JSON has
-no NaN and the page has nothing to calculate.
+The server sends an answer as JSON; the export embeds one in its page. Numbers are sent as text because JSON
+has no NaN and the page does no arithmetic.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _WORDS = {"max": "Maximum", "min": "Minimum", "avg": "Average", "sum": "Sum", "l
 
 
 def answer(state: State) -> dict[str, Any]:
-    """Everything the page shows of a state; a `ValueError` where there is no such pool."""
+    """Everything the page shows for a state; raises `ValueError` if the pool is invalid."""
     x = data(state)
-    picks = REDUCTIONS[state.reduce].picks
+    picks = REDUCTIONS[state.reduce].has_index
     y, index = pooled(state, x, return_indices=True) if picks else (pooled(state, x), None)
     plan = _plan(state, True)
     axes = [_axis(axis, name) for axis, name in zip(plan.axes, _names(state), strict=True)]
@@ -56,7 +56,7 @@ def answer(state: State) -> dict[str, Any]:
 
 
 def data(state: State) -> NDArray[np.float64]:
-    """The input: what the first lines of the snippets make."""
+    """The input, as created by the first lines of the snippets."""
     if state.data == "random":
         return np.random.default_rng(state.seed).integers(-9, 10, state.size).astype(float)
     if state.data == "ramp":
@@ -70,7 +70,7 @@ def data(state: State) -> NDArray[np.float64]:
 
 
 def pooled(state: State, x: NDArray[Any], **options: Any) -> Any:
-    """The output of the state's pool, with `options` of one's own."""
+    """The output of the state's pool, with additional `options`."""
     options |= {"reduce": state.reduce, "norm_type": state.norm_type}
     if state.mode == "adaptive":
         return ndpool.adaptive_pool(x, state.output_size, **options)
@@ -88,20 +88,19 @@ def pooled(state: State, x: NDArray[Any], **options: Any) -> Any:
 
 
 def divisors(state: State) -> list[int] | None:
-    """What each sum is divided by, where it is."""
+    """The divisor of each output, or None if the reduction does not divide."""
     reduction = REDUCTIONS[state.reduce]
-    adaptive_norm = state.mode == "adaptive" and reduction.norm
-    if not reduction.divides or adaptive_norm or (reduction.norm and isinf(state.norm_type)):
+    if not reduction.divides or reduction.norm:
         return None
     plan = _plan(state, state.count_include_pad)
-    if state.divisor_override is not None and state.mode == "sliding" and not reduction.norm:
+    if state.divisor_override is not None and state.mode == "sliding":
         return [state.divisor_override] * prod(plan.out)
     shares = [[axis.window(o).share for o in range(axis.out)] for axis in plan.axes]
     return [prod(share) for share in product(*shares)]
 
 
 def show(value: float, digits: int = 3) -> str:
-    """A number as people write it, with so many digits that count."""
+    """A number formatted for people, with `digits` significant digits."""
     if isnan(value):
         return "NaN"
     text = "∞" if isinf(value) else f"{abs(value):.{digits}g}"
@@ -116,7 +115,7 @@ def _plan(state: State, include: bool) -> geometry.Plan:
 
 
 def _axis(axis: geometry.AxisPlan, name: str) -> dict[str, Any]:
-    """Where every tap of every window stands, those in the padding and beyond it included."""
+    """The position of every tap of every window, including taps in the padding and beyond it."""
     taps = []
     for o in range(axis.out):
         window, first, count = axis.window(o), axis.origin + o * axis.stride, axis.kernel
@@ -132,8 +131,8 @@ def _names(state: State) -> tuple[str, ...]:
 
 
 def _fill(state: State) -> str:
-    """What a padded cell counts as."""
-    if REDUCTIONS[state.reduce].picks:
+    """The value that padding counts as."""
+    if REDUCTIONS[state.reduce].has_index:
         return f"{_MINUS}∞" if state.reduce == "max" else "∞"
     return "" if state.reduce == "lp" and not (isfinite(state.norm_type) and state.norm_type > 0) else "0"
 
@@ -145,12 +144,12 @@ def _numbers(x: NDArray[Any]) -> dict[str, Any]:
 
 
 def _shades(x: NDArray[Any], within: NDArray[Any] | None = None) -> list[float]:
-    """Numbers from 0 to 1 for the tint of a cell: where its value lies in the range of the input."""
+    """The tint of each cell, from 0 to 1: its value relative to the range of the input."""
     finite = [a[np.isfinite(a)] for a in (x, x if within is None else within)]
     known = np.concatenate(finite) if finite else x
     if not known.size or known.max() == known.min():
         return [0.0] * x.size
-    low, high = known.min() / 2, known.max() / 2  # halves: the range itself may overflow
+    low, high = known.min() / 2, known.max() / 2  # halved because the range itself may overflow
     shade = np.clip((x / 2 - low) / (high - low), 0, 1)
     return [round(float(s), 3) for s in np.where(np.isnan(shade), 0.5, shade).ravel()]
 
@@ -163,11 +162,11 @@ def _formula(state: State, axis: dict[str, Any]) -> dict[str, Any]:
     kernel, dilation = state.kernel[a], state.dilation[a]
     stride = (state.stride or state.kernel)[a]
     top = f"{size} + {before} + {after} {_MINUS} {dilation} · ({kernel} {_MINUS} 1) {_MINUS} 1"
-    room = size + before + after - dilation * (kernel - 1) - 1
-    written = (-(-room // stride) if state.ceil_mode else room // stride) + 1
+    span = size + before + after - dilation * (kernel - 1) - 1
+    by_formula = (-(-span // stride) if state.ceil_mode else span // stride) + 1
     note = ""
-    if written != axis["out"]:
-        note = f"Not {written}: the last window would begin beyond the input and its leading padding."
+    if by_formula != axis["out"]:
+        note = f"Not {by_formula}: the last window would start beyond the input and its leading padding."
     return {
         "axis": name,
         "round": "ceil" if state.ceil_mode else "floor",
@@ -183,7 +182,7 @@ def _times(values: tuple[int, ...]) -> str:
 
 
 def _summary(state: State, shape: tuple[int, ...]) -> str:
-    """The whole state in a sentence, for those who hear the page."""
+    """The state in one sentence, also for screen readers."""
     kind = _WORDS[state.reduce] + (f" with p = {show(state.norm_type)}" if state.reduce == "lp" else "")
     if state.mode == "adaptive":
         return f"{kind} of adaptive windows: input {_times(state.size)}, output {_times(shape)}."

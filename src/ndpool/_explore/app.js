@@ -1,17 +1,17 @@
-// Draws what the server answers: no number here is computed, apart from where things stand on the page.
-// A page with an answer inside (the export) draws that one and asks nobody.
+// Draws the server's answers. The script computes no pooling, only the layout of the page.
+// An exported page contains its answer and sends no requests.
 
 const $ = (id) => document.getElementById(id);
-const frozen = $("answer");
+const embedded = $("answer");
 const form = $("controls");
-const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 const ICON = { play: "M8 5v14l11-7z", pause: "M7 5h4v14H7zM13 5h4v14h-4z" };
 const AXES = ["size", "kernel", "stride", "dilation", "output_size", "before", "after"];
-let answer = null;   // what is drawn
-let at = 0;          // the output looked at
-let cells = {};      // the cells of both planes, by place
+let answer = null;   // the answer that is drawn
+let at = 0;          // the current output
+let cells = {};      // the cells of both planes, by position
 let timer = 0;
-let asked = 0;
+let lastTurn = 0;
 
 function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
@@ -22,7 +22,7 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-// Asking
+// Requests
 
 const inputs = (name) => [...form.querySelectorAll(`[name="${name}"]`)].slice(-form.elements.dims.value);
 const texts = (name) => inputs(name).map((input) => input.value);
@@ -39,11 +39,11 @@ function query() {
   const before = texts("before"), after = texts("after"), padding = form.elements.padding.value;
   const sides = before.map((text, i) => (padding === "pairs" ? `${text},${after[i]}` : text)).join("x");
   values.set("padding", ["even", "pairs"].includes(padding) ? sides : padding);
-  if (form.elements.data.value === "custom" && answer) values.set("values", own());
+  if (form.elements.data.value === "custom" && answer) values.set("values", customValues());
   return values.toString();
 }
 
-function own(change = {}) {
+function customValues(change = {}) {
   const columns = answer.input.shape.at(-1), rows = [];
   answer.input.exact.forEach((text, i) => {
     if (i % columns === 0) rows.push([]);
@@ -53,42 +53,42 @@ function own(change = {}) {
 }
 
 async function ask(text) {
-  const turn = ++asked;
+  const turn = ++lastTurn;
   document.body.setAttribute("aria-busy", "true");
-  let told;
+  let reply;
   try {
     const response = await fetch(`api/pool?${text}`);
-    told = await response.json();
+    reply = await response.json();
   } catch {
-    told = { error: "The explorer's server does not answer: is `ndpool explore` still running?" };
+    reply = { error: "The explorer's server does not respond. Is `ndpool explore` still running?" };
   }
-  if (turn !== asked) return;
-  $("error").hidden = !told.error;
-  $("error").textContent = told.error ?? "";
-  $("planes").classList.toggle("stale", Boolean(told.error));
-  if (!told.error) show(told);
+  if (turn !== lastTurn) return;
+  $("error").hidden = !reply.error;
+  $("error").textContent = reply.error ?? "";
+  $("planes").classList.toggle("stale", Boolean(reply.error));
+  if (!reply.error) show(reply);
   document.body.dataset.turn = turn;
   document.body.removeAttribute("aria-busy");
 }
 
-function show(told) {
-  const same = answer && JSON.stringify(answer.axes) === JSON.stringify(told.axes);
-  answer = told;
-  if (form) fill(told.controls);
+function show(reply) {
+  const same = answer && JSON.stringify(answer.axes) === JSON.stringify(reply.axes);
+  answer = reply;
+  if (form) fill(reply.controls);
   draw();
-  look(same ? Math.min(at, told.output.exact.length - 1) : told.at, true);
+  look(same ? Math.min(at, reply.output.exact.length - 1) : reply.at, true);
   drawFormula();
   drawCode();
   if (form) {
-    remember();
+    updateAddress();
     poolPicture();
   }
-  if (told.play && !calm.matches && !timer) play();
+  if (reply.play && !reducedMotion.matches && !timer) play();
 }
 
 function fill(controls) {
   form.elements.dims.value = controls.dims[0];
-  // Before and after may be chosen to differ while they are still the same.
+  // Keep "before, after" selected while both values are still equal.
   if (controls.padding[0] === "even" && form.elements.padding.value === "pairs") controls.padding = ["pairs"];
   for (const [name, values] of Object.entries(controls)) {
     if (AXES.includes(name)) {
@@ -102,11 +102,11 @@ function fill(controls) {
   if (controls.dims[0] === "2" && AXES.slice(1).some((name) => controls[name][0] !== controls[name][1])) {
     form.elements.link.checked = false;
   }
-  arrange();
+  showRelevantControls();
 }
 
-// Controls that mean nothing now are out of the way: data-when="mode=sliding reduce=avg,lp".
-function arrange() {
+// Hides controls that do not apply, as given by data-when="mode=sliding reduce=avg,lp".
+function showRelevantControls() {
   for (const element of form.querySelectorAll("[data-when]")) {
     element.hidden = !element.dataset.when.split(" ").every((rule) => {
       const [name, values] = rule.split("=");
@@ -115,7 +115,7 @@ function arrange() {
   }
 }
 
-function remember() {
+function updateAddress() {
   const state = new URLSearchParams(answer.state);
   state.delete("at");
   if (at) state.set("at", at);
@@ -127,7 +127,7 @@ function remember() {
 // Drawing
 
 const padded = { size: 1, out: 1, before: 0, after: 0, taps: [[0]] };
-const axesOf = (told) => (told.dims === 2 ? told.axes : [padded, told.axes[0]]);
+const axesOf = (reply) => (reply.dims === 2 ? reply.axes : [padded, reply.axes[0]]);
 
 function draw() {
   const [rows, columns] = axesOf(answer);
@@ -211,7 +211,7 @@ function plane(id, top, bottom, left, right, cell) {
   }
 }
 
-// One line per output with its window: what a single row of cells cannot show at once.
+// One line per output with its window, because a single row of cells cannot show overlapping windows.
 function ladder(axis, left, right, inside) {
   const lines = axis.taps.map((taps, o) => {
     const line = make("div", {}, ...taps.map((tap) => {
@@ -226,25 +226,25 @@ function ladder(axis, left, right, inside) {
   $("input").append(make("div", { className: "ladder", ariaHidden: "true" }, ...lines));
 }
 
-// The largest cells that fit: beside each other if they stay readable, else below.
+// Chooses the largest cells that fit: planes side by side if readable, otherwise stacked.
 function fit() {
   if (!answer) return;
   const planes = $("planes"), width = planes.clientWidth;
   const [input, output] = ["input", "output"].map((id) => +$(id).style.getPropertyValue("--columns"));
-  const gutter = 16, size = (columns, room) => Math.floor((room - gutter * 2) / columns) - 3;
-  const beside = size(input + output, width - 130), below = size(Math.max(input, output), width);
-  const stacked = answer.dims === 1 ? beside < 40 : beside < 30 && below > beside;
+  const gutter = 16, size = (columns, available) => Math.floor((available - gutter * 2) / columns) - 3;
+  const abreast = size(input + output, width - 130), below = size(Math.max(input, output), width);
+  const stacked = answer.dims === 1 ? abreast < 40 : abreast < 30 && below > abreast;
   planes.classList.toggle("stacked", stacked);
   planes.style.setProperty("--gutter", `${gutter}px`);
   for (const [id, columns] of [["input", input], ["output", output]]) {
-    const cell = Math.max(14, Math.min(stacked ? size(columns, width) : beside, 52, stacked && id === "output" ? 42 : 52));
+    const cell = Math.max(14, Math.min(stacked ? size(columns, width) : abreast, 52, stacked && id === "output" ? 42 : 52));
     $(id).style.setProperty("--cell", `${cell}px`);
     $(id).classList.toggle("tiny", cell < 18);
     for (const small of $(id).querySelectorAll("small")) small.hidden = cell < 38;
   }
 }
 
-// Looking at one output
+// The current output
 
 function look(o, quiet = false) {
   at = o;
@@ -274,7 +274,7 @@ function look(o, quiet = false) {
   for (const [name, number] of Object.entries(place)) cells.frame.style.setProperty(`--${name}`, number);
   drawDetail(o, r, c, down, across, inside, picked);
   if (answer.mode === "adaptive") drawFormula();
-  if (form && !quiet && !timer) remember();
+  if (form && !quiet && !timer) updateAddress();
 }
 
 const reach = (taps) => {
@@ -291,8 +291,8 @@ function drawDetail(o, r, c, down, across, inside, picked) {
   const name = `y[${place(r, c)}]`, result = output.full[o];
   const all = down.length * across.length;
   const where = answer.dims === 2 ? `rows ${reach(down)}, columns ${reach(across)}` : `positions ${reach(across)}`;
-  const count = all === inside.length ? `${all} cells` : `${inside.length} of ${all} cells lie in the input`;
-  const lines = [["Window", where], ["Holds", count], ["Sum", expression(values, o, all, result)]];
+  const count = all === inside.length ? `${all}` : `${inside.length} of ${all} inside the input`;
+  const lines = [["Window", where], ["Elements", count], ["Sum", expression(values, o, all, result)]];
   if (picked >= 0) {
     const columns = input.shape.at(-1);
     lines.push(["Index", `${picked}: x[${place(Math.floor(picked / columns), picked % columns)}]`]);
@@ -300,7 +300,7 @@ function drawDetail(o, r, c, down, across, inside, picked) {
   if (divisor) lines.push(["Divisor", `${sign(divisor[o])}: ${why(divisor[o], all, inside.length)}`]);
   const list = make("dl");
   for (const [term, text] of lines) {
-    const label = term === "Sum" ? { max: "Largest", min: "Smallest", avg: "Average", sum: "Sum", lp: "Norm" }[reduce] : term;
+    const label = term === "Sum" ? { max: "Maximum", min: "Minimum", avg: "Average", sum: "Sum", lp: "Norm" }[reduce] : term;
     list.append(make("dt", { textContent: label }), make("dd", { textContent: text, className: term === "Sum" ? "sum" : "" }));
   }
   $("detail").replaceChildren(make("p", { className: "big" }, `${name} = `, make("b", { textContent: result, title: output.exact[o] })), list);
@@ -315,18 +315,16 @@ function expression(values, o, all, result) {
     return `${norm === "∞" ? "max" : "min"}(${values.map((text) => `|${text}|`).join(", ")}) = ${result}`;
   }
   if (reduce === "lp") {
-    const scale = divisor && divisor[o] !== all ? ` · ${all} / ${divisor[o]}` : "";
-    const sum = values.map((text) => `${brackets(text)}^${norm}`).join(" + ");
-    return `(${scale ? `(${sum})${scale}` : sum})^(1/${norm}) = ${result}`;
+    return `(${values.map((text) => `|${text}|^${norm}`).join(" + ")})^(1/${norm}) = ${result}`;
   }
   const sum = values.map((text, i) => (i ? brackets(text) : text)).join(" + ");
   return reduce === "avg" ? `(${sum}) / ${brackets(sign(divisor[o]))} = ${result}` : `${sum} = ${result}`;
 }
 
 function why(divisor, all, inside) {
-  if (answer.reduce === "avg" && answer.mode === "sliding" && answer.controls.divisor_override[0]) return "your own";
-  if (divisor === all) return all === inside ? "every cell of the window" : "every cell of the window, padding too";
-  return divisor === inside ? "the cells that lie in the input" : "the cells up to the end of the padding";
+  if (answer.reduce === "avg" && answer.mode === "sliding" && answer.controls.divisor_override[0]) return "divisor_override";
+  if (divisor === all) return all === inside ? "all elements of the window" : "all elements of the window, including padding";
+  return divisor === inside ? "the elements inside the input" : "the elements inside the input and its padding";
 }
 
 function drawFormula() {
@@ -376,7 +374,7 @@ async function copy(text, button) {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    // Without the clipboard's permission the old way is left.
+    // Without clipboard permission, fall back to execCommand.
     const area = make("textarea", { value: text, className: "sr" });
     document.body.append(area);
     area.select();
@@ -388,7 +386,7 @@ async function copy(text, button) {
   setTimeout(() => { button.textContent = name; }, 1200);
 }
 
-// Moving
+// Playback
 
 const step = (by) => look((at + by + answer.output.exact.length) % answer.output.exact.length);
 
@@ -402,7 +400,7 @@ function pause() {
   clearTimeout(timer);
   timer = 0;
   playing(false);
-  if (was && form && answer) remember();
+  if (was && form && answer) updateAddress();
 }
 
 function playing(on) {
@@ -423,7 +421,7 @@ function arrows(event, cell) {
   cell.tabIndex = -1;
 }
 
-// A value of one's own: the cell becomes a field until Enter or until it is left.
+// Turns a cell into a text field until Enter, Escape or loss of focus.
 function edit(cell, first = "") {
   const field = make("input", { value: first || cell.dataset.value, inputMode: "decimal", ariaLabel: `New value of ${cell.getAttribute("aria-label")}` });
   let done = false;
@@ -435,7 +433,7 @@ function edit(cell, first = "") {
     if (!keep || !text || text === cell.dataset.value) return cell.focus();
     const values = new URLSearchParams(query());
     values.set("data", "custom");
-    values.set("values", own({ [i]: text }));
+    values.set("values", customValues({ [i]: text }));
     ask(values.toString()).then(() => $("input").querySelector(`[data-i="${i}"]`)?.focus());
   };
   field.addEventListener("keydown", (event) => {
@@ -448,30 +446,30 @@ function edit(cell, first = "") {
   if (!first) field.select();
 }
 
-// Pictures
+// Images
 
 const MAX_PIXELS = 2 ** 24, MAX_BYTES = 2 ** 26;
 let picture = null;
 let pictures = 0;
 
-function say(text, bad = false) {
+function showNote(text, bad = false) {
   $("picture-note").textContent = text;
   $("picture-note").classList.toggle("bad", bad);
 }
 
 async function takePicture(file) {
-  if (file.size > MAX_BYTES) return say(`${file.name}: a file may have at most 64 MiB; this one has ${Math.ceil(file.size / 2 ** 20)}.`, true);
+  if (file.size > MAX_BYTES) return showNote(`${file.name} is too large: ${Math.ceil(file.size / 2 ** 20)} MiB; at most 64 MiB.`, true);
   try {
     const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
     usePicture(bitmap, bitmap.width, bitmap.height, file.name);
   } catch {
-    say(`${file.name} is not a picture that this browser can read.`, true);
+    showNote(`${file.name} is not an image that this browser can read.`, true);
   }
 }
 
 function usePicture(source, width, height, name) {
   if (width * height > MAX_PIXELS) {
-    return say(`${name} is too large: ${width} × ${height}; at most ${MAX_PIXELS.toLocaleString("en")} pixels.`, true);
+    return showNote(`${name} is too large: ${width} × ${height}; at most ${MAX_PIXELS.toLocaleString("en")} pixels.`, true);
   }
   const canvas = $("original");
   canvas.width = width;
@@ -492,7 +490,7 @@ async function poolPicture() {
   try {
     const response = await fetch(`api/image?${where}`, { method: "POST", body: picture.data, headers: { "Content-Type": "application/octet-stream" } });
     if (turn !== pictures) return;
-    if (response.headers.get("Content-Type") === "application/json") return say((await response.json()).error, true);
+    if (response.headers.get("Content-Type") === "application/json") return showNote((await response.json()).error, true);
     const [rows, columns] = ["X-Height", "X-Width"].map((name) => +response.headers.get(name));
     const pixels = new ImageData(new Uint8ClampedArray(await response.arrayBuffer()), columns, rows);
     const canvas = $("pooled");
@@ -501,14 +499,14 @@ async function poolPicture() {
     canvas.getContext("2d").putImageData(pixels, 0, 0);
     caption(canvas, `pooled, ${columns} × ${rows}, in ${response.headers.get("X-Milliseconds")} ms`);
     $("pictures").hidden = $("keep").hidden = false;
-    say(answer.summary.replace(/: input.*/, ".") + (answer.dims === 1 ? " Each row by itself." : ""));
+    showNote(answer.summary.replace(/: input.*/, ".") + (answer.dims === 1 ? " Each row is pooled separately." : ""));
     document.body.dataset.picture = turn;
   } catch {
-    if (turn === pictures) say("The explorer's server does not answer.", true);
+    if (turn === pictures) showNote("The explorer's server does not respond.", true);
   }
 }
 
-// A scene with edges, gradients and fine lines, so that every reduction shows what it does.
+// A scene with edges, gradients and fine detail, so that every reduction has a visible effect.
 function sample() {
   const canvas = make("canvas", { width: 480, height: 320 }), pen = canvas.getContext("2d");
   const sky = pen.createLinearGradient(0, 0, 0, 320);
@@ -535,7 +533,7 @@ function sample() {
   usePicture(canvas, 480, 320, "The sample");
 }
 
-// Listening
+// Event listeners
 
 function listen() {
   $("first").onclick = () => { pause(); look(0); };
@@ -588,7 +586,7 @@ function listen() {
     };
   });
   document.querySelector(".skip").onclick = (event) => {
-    event.preventDefault(); // the address is the state's
+    event.preventDefault(); // the fragment of the URL is the state
     $("stage").focus();
   };
   $("copy").onclick = () => copy(answer.code[chosen()].code, $("copy"));
@@ -607,15 +605,15 @@ function markUses(i) {
 function theme() {
   const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const tell = () => $("theme").setAttribute("aria-pressed", dark());
-  try { if (localStorage.theme) root.dataset.theme = localStorage.theme; } catch { /* no memory here */ }
+  const update = () => $("theme").setAttribute("aria-pressed", dark());
+  try { if (localStorage.theme) root.dataset.theme = localStorage.theme; } catch { /* no storage */ }
   $("theme").onclick = () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    try { localStorage.theme = root.dataset.theme; } catch { /* no memory here */ }
-    tell();
+    try { localStorage.theme = root.dataset.theme; } catch { /* no storage */ }
+    update();
   };
-  system.addEventListener("change", tell);
-  tell();
+  system.addEventListener("change", update);
+  update();
 }
 
 function listenLive() {
@@ -624,7 +622,7 @@ function listenLive() {
     const { name } = event.target, both = [...form.querySelectorAll(`[name="${name}"]`)];
     if (form.elements.link.checked && AXES.slice(1).includes(name)) for (const input of both) input.value = event.target.value;
     if (name === "link") return;
-    arrange();
+    showRelevantControls();
     pause();
     clearTimeout(wait);
     wait = setTimeout(() => {
@@ -667,4 +665,4 @@ function listenLive() {
 }
 
 listen();
-if (frozen) show(JSON.parse(frozen.textContent));
+if (embedded) show(JSON.parse(embedded.textContent));

@@ -1,8 +1,8 @@
-"""The files of the page, as text."""
+"""The text of the page's files."""
 
 from pathlib import Path
 
 
 def asset(name: str) -> str:
-    """A file that lies beside this one."""
+    """The text of a file in this directory."""
     return Path(__file__).with_name(name).read_text(encoding="utf-8")

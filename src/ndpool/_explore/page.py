@@ -1,6 +1,6 @@
-"""One state as a page of its own: what ndpool answered, the script and the style in a single file.
+"""One state as a standalone page: the answer, the script and the style in a single HTML file.
 
-It still plays, steps and shows the window under the pointer, and asks no server for anything.
+It still plays, steps and shows the window under the pointer, without a server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ndpool._explore.state import parse
 
 
 def export(path: str | Path, state: str = "") -> Path:
-    """Write the page of a state (a query or an address of the explorer) to a file."""
+    """Write the page of a state (a query string or a URL of the explorer) to a file."""
     text = page(state)
     path = Path(path)
     path.write_text(text, encoding="utf-8")
@@ -27,8 +27,8 @@ def export(path: str | Path, state: str = "") -> Path:
 def page(state: str = "") -> str:
     """The page of a state as text."""
     html, style, script = (asset(name) for name in ("index.html", "style.css", "app.js"))
-    told = json.dumps(answer(parse(state)), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    # What needs a server goes; what stays may run nothing but the script beside it.
+    embedded = json.dumps(answer(parse(state)), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    # Remove everything that needs a server; the policy allows only the embedded script and style.
     html = re.sub(r"\s*<!-- live -->.*?<!-- /live -->", "", html, flags=re.S)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
@@ -39,7 +39,7 @@ def page(state: str = "") -> str:
         charset: f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<link rel="stylesheet" href="style.css">': f"<style>{style}</style>",
         '<script type="module" src="app.js"></script>': "",
-        "</body>": f'<script type="application/json" id="answer">{told}</script>\n'
+        "</body>": f'<script type="application/json" id="answer">{embedded}</script>\n'
         f'<script type="module">{script}</script>\n</body>',
     }
     for old, new in parts.items():

@@ -1,8 +1,7 @@
-"""The explorer's server: the page, answers as JSON, pooled pictures as raw bytes; standard library alone.
+"""The explorer's server: the page, answers as JSON, pooled images as raw bytes; standard library only.
 
-It listens on loopback unless told otherwise, answers only to its own name (a foreign page cannot reach it
-under another), takes pictures only from its own page, and gives each connection a share of time, threads and
-memory.
+It listens on loopback by default, accepts only requests for its own host name (against DNS rebinding) and
+images only from its own page, and limits the time, threads and memory of each connection.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ PORT = 7667
 MAX_PIXELS = 2**24
 MAX_CONNECTIONS = 32
 IDLE_SECONDS = 10.0  # without a byte
-TOTAL_SECONDS = 60.0  # for a whole connection
+TOTAL_SECONDS = 60.0  # per connection
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,8 +53,8 @@ _ASSETS = {
 }
 
 
-class Refusal(Exception):
-    """An answer that is no: its status, and a message for people."""
+class HTTPError(Exception):
+    """An error response: its status and its message."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -63,7 +62,7 @@ class Refusal(Exception):
 
 
 class Server(ThreadingHTTPServer):
-    """The listening socket and what its connections share."""
+    """The listening socket and the state that its connections share."""
 
     daemon_threads = True
     block_on_close = False
@@ -71,14 +70,14 @@ class Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.host = host
-        self.pictures = threading.Semaphore(2)  # that are in memory at a time
+        self.images = threading.Semaphore(2)  # images in memory at a time
         self.assets = {path: (asset(name).encode(), kind) for path, (name, kind) in _ASSETS.items()}
         self._open: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         super().__init__((host, port), Handler)
 
     def server_bind(self) -> None:
-        """Bind without asking a name server for this machine's name, which may take seconds."""
+        """Bind without resolving the host name, which may take seconds."""
         if self.allow_reuse_address:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -87,12 +86,12 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The URL of the page."""
         wild = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"http://{f'[{wild}]' if ':' in wild else wild}:{self.server_port}/"
 
     def trusts(self, authority: str) -> bool:
-        """Whether a Host header names this server: a page of another name must not reach it by DNS."""
+        """Whether a Host header names this server; anything else may be DNS rebinding."""
         try:
             parts = urlsplit(f"//{authority}")
             host, port = parts.hostname or "", parts.port or 80
@@ -106,10 +105,10 @@ class Server(ThreadingHTTPServer):
             ipaddress.ip_address(host)
         except ValueError:
             return False
-        return self.host in ("0.0.0.0", "::")  # asked for by number, on all of the machine's numbers
+        return self.host in ("0.0.0.0", "::")  # any address of a server on all interfaces
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a connection unless there are too many."""
+        """Start a thread for a connection unless too many are open."""
         with self._lock:
             full = len(self._open) >= MAX_CONNECTIONS
             if not full:
@@ -120,21 +119,21 @@ class Server(ThreadingHTTPServer):
             super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection and forget it."""
+        """Close a connection and remove it from the open ones."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End what has taken too long; called twice a second."""
+        """Shut down connections that exceed their time limit; called twice a second."""
         with self._lock:
             late = [r for r, since in self._open.items() if time.monotonic() - since > TOTAL_SECONDS]
         for request in late:
             with suppress(OSError):
-                request.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+                request.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes the connection
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say what went wrong, unless it is only that the other side has gone, or this one by Ctrl-C."""
+        """Report an exception, except connection errors: the client has gone or the server is stopping."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -147,24 +146,24 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "ndpool", ""
 
     def do_GET(self) -> None:
-        """The page or an answer."""
+        """Send the page or an answer."""
         self._respond(self._get)
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        """A picture to pool."""
+        """Pool an image."""
         self._respond(self._post)
 
     def _respond(self, make: Callable[[], tuple[bytes, str, dict[str, str]]]) -> None:
         try:
             self._check_sender()
             body, kind, headers = make()
-        except Refusal as refusal:
-            self.send_error(refusal.status, str(refusal))
+        except HTTPError as error:
+            self.send_error(error.status, str(error))
             self._drain()
         except (ValueError, TypeError, MemoryError) as error:
-            # That there is no such pool is an answer, too: browsers log other statuses as faults of the page.
+            # An invalid pool is a normal answer: browsers log other statuses as errors of the page.
             self.send_error(HTTPStatus.OK, str(error) or type(error).__name__)
             self._drain()
         else:
@@ -173,11 +172,11 @@ class Handler(BaseHTTPRequestHandler):
     def _check_sender(self) -> None:
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or not self.server.trusts(hosts[0]):
-            raise Refusal(HTTPStatus.MISDIRECTED_REQUEST, f"explore: this server is {self.server.url}")
+            raise HTTPError(HTTPStatus.MISDIRECTED_REQUEST, f"explore: this server is {self.server.url}")
         origin = self.headers.get("Origin")
-        # Browsers send it with every POST; a request without one comes from no page.
+        # Browsers send Origin with every POST; a request without it does not come from a page.
         if origin != f"http://{hosts[0]}" and (origin is not None or self.command == "POST"):
-            raise Refusal(HTTPStatus.FORBIDDEN, "explore: only the explorer's own page may ask")
+            raise HTTPError(HTTPStatus.FORBIDDEN, "explore: only the explorer's own page may send requests")
 
     def _get(self) -> tuple[bytes, str, dict[str, str]]:
         path, _, query = self.path.partition("?")
@@ -187,40 +186,40 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/api/export":
             return page(query).encode(), "text/html; charset=utf-8", {"Content-Disposition": "attachment"}
         if path not in self.server.assets:
-            raise Refusal(HTTPStatus.NOT_FOUND, "explore: there is no such page")
+            raise HTTPError(HTTPStatus.NOT_FOUND, "explore: page not found")
         return *self.server.assets[path], {}
 
     def _post(self) -> tuple[bytes, str, dict[str, str]]:
         path, _, query = self.path.partition("?")
         if path != "/api/image":
-            raise Refusal(HTTPStatus.NOT_FOUND, "explore: there is no such page")
+            raise HTTPError(HTTPStatus.NOT_FOUND, "explore: page not found")
         given = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=4))
         state = parse(given.get("state", ""))
         height, width = (_side(name, given.get(name, "")) for name in ("height", "width"))
         if height * width > MAX_PIXELS:
-            raise Refusal(
+            raise HTTPError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"explore: the picture must have at most {MAX_PIXELS:,} pixels; got {width} x {height}",
+                f"explore: the image must have at most {MAX_PIXELS:,} pixels; got {width} x {height}",
             )
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit():
-            raise Refusal(HTTPStatus.LENGTH_REQUIRED, "explore: the request must tell its length")
+            raise HTTPError(HTTPStatus.LENGTH_REQUIRED, "explore: the request must have a Content-Length")
         if int(length) != 4 * height * width:
             raise ValueError(
                 f"explore: {width} x {height} pixels are {4 * height * width} bytes; got {length[:20]}"
             )
-        if not self.server.pictures.acquire(timeout=IDLE_SECONDS):
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "explore: too many pictures at once; try again")
+        if not self.server.images.acquire(timeout=IDLE_SECONDS):
+            raise HTTPError(HTTPStatus.SERVICE_UNAVAILABLE, "explore: too many images at once; try again")
         try:
             pixels = np.frombuffer(self._body(int(length)), np.uint8).reshape(height, width, 4)
             started = time.perf_counter()
-            result = pool_picture(state, pixels)
+            result = pool_image(state, pixels)
             spent = time.perf_counter() - started
             size = {"X-Height": str(result.shape[0]), "X-Width": str(result.shape[1])}
             timing = {"X-Milliseconds": f"{spent * 1e3:.3g}"}
             return result.tobytes(), "application/octet-stream", {**size, **timing}
         finally:
-            self.server.pictures.release()
+            self.server.images.release()
 
     def _body(self, length: int) -> bytearray:
         body = bytearray(length)
@@ -228,12 +227,12 @@ class Handler(BaseHTTPRequestHandler):
         while got < length:
             n = self.rfile.readinto1(view[got : got + 2**20])
             if not n:
-                raise ConnectionAbortedError("the picture ended early")
+                raise ConnectionAbortedError("the image ended early")
             got += n
         return body
 
     def _drain(self) -> None:
-        """Read on for a moment after a refusal: a browser that still sends would not see the answer."""
+        """Keep reading briefly after an error: a browser that is still sending would not see the response."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
             self.connection.settimeout(1.0)
@@ -252,47 +251,47 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Errors are JSON too, those of the standard library's own included."""
+        """Send errors as JSON, including those of the standard library."""
         text = message or HTTPStatus(code).phrase
         self.close_connection = True
         self._send(HTTPStatus(code), json.dumps({"error": text}).encode(), "application/json", {})
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are not worth a line each."""
+        """Do not log requests."""
 
 
 def _side(name: str, text: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
-        raise ValueError(f"explore: {name} must be a whole number of pixels; got {name}={text[:40]!r}")
+        raise ValueError(f"explore: {name} must be a positive number of pixels; got {name}={text[:40]!r}")
     return int(text)
 
 
-def pool_picture(
+def pool_image(
     state: State, pixels: np.ndarray[Any, np.dtype[np.uint8]]
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Pool a picture of (rows, columns, RGBA); with one dimension, each row. What leaves 0 to 255 is cut."""
+    """Pool an image of shape (rows, columns, 4), row by row in 1-D; values are clipped to 0 to 255."""
     result = pooled(state, pixels, axes=(0, 1)[-state.dims :])
     if result.dtype != np.uint8:
         result = np.nan_to_num(np.clip(result, 0, 255), nan=0).astype(np.uint8)
     result = np.ascontiguousarray(result)
     if (pixels[..., 3] == 255).all():
-        result[..., 3] = 255  # nothing shines through the padding of an average
+        result[..., 3] = 255  # averaging with padding must not make the image transparent
     return result
 
 
 def serve(host: str = "127.0.0.1", port: int | None = None, state: str = "", browser: bool = True) -> None:
-    """Serve the explorer until Ctrl-C; on port 7667, or any free one if that is taken and none is named."""
+    """Serve the explorer until Ctrl-C, by default on port 7667, or on a free port if that is in use."""
     fragment = str(parse(state))
     server = _bind(host, port)
     address = server.url + (f"#{fragment}" if fragment else "")
     try:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # what stops a container is Ctrl-C, too
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent to stop a container
         if not ipaddress.ip_address(str(server.server_address[0]).partition("%")[0]).is_loopback:
             print("ndpool: other machines can reach this server", file=sys.stderr, flush=True)
         print(f"ndpool explorer: {address}\nCtrl-C stops it.", flush=True)
         if browser:
-            # Of its own, because a browser in the terminal would wait for the page that is not served yet.
+            # In a thread: a text browser would block before the server runs.
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
         server.serve_forever()
     except KeyboardInterrupt:

@@ -1,11 +1,12 @@
-"""The Python calls for a state: ndpool's, PyTorch's where it has one, and NumPy's alone.
+"""The Python code for a state, with ndpool, with PyTorch and with NumPy alone.
 
-Each is a whole program that leaves the output in `y`; the tests run all three and compare. Where PyTorch has
-no such pool, its snippet is empty and its note says why.
+Each snippet is a complete program that assigns the output to `y`; the tests run all three and compare. Where
+PyTorch has no equivalent, its snippet is empty and its note says why.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf, isinf, prod
 
 import numpy as np
@@ -20,7 +21,7 @@ _NAMED = {"max": "max_pool", "avg": "avg_pool", "lp": "lp_pool"}
 
 
 def snippets(state: State, plan: geometry.Plan, x: NDArray[np.float64]) -> dict[str, dict[str, str]]:
-    """Code and note per library for the pool of `x`."""
+    """The code and note of each library for pooling `x`."""
     batched, plane = (_data(state, x, lead) for lead in ("1, 1, ", ""))
     torch, note = _torch(state, plan)
     if torch:
@@ -37,7 +38,7 @@ def snippets(state: State, plan: geometry.Plan, x: NDArray[np.float64]) -> dict[
 
 
 def _data(state: State, x: NDArray[np.float64], lead: str) -> str:
-    """An expression for the input, with leading axes of one element as `lead` writes them."""
+    """An expression for the input; `lead` is the text of its leading axes of size 1."""
     shape = f"({lead}{', '.join(map(str, state.size))}{',' if not lead and state.dims == 1 else ''})"
     if state.data == "random":
         return f"np.random.default_rng({state.seed}).integers(-9, 10, {shape}).astype(float)"
@@ -61,13 +62,13 @@ def _norm(value: float) -> str:
     return repr(value).replace("inf", "float('inf')") if isinf(value) else f"{value:g}"
 
 
-def _one(values: tuple[int, ...]) -> str:
-    """One number where all are the same, as the functions take it."""
+def _collapse(values: tuple[int, ...]) -> str:
+    """One number if all are the same, else a tuple."""
     return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
-def _even(state: State) -> tuple[int, ...] | None:
-    """The padding as PyTorch takes it: as much before as after, and at most half the kernel."""
+def _torch_padding(state: State) -> tuple[int, ...] | None:
+    """The padding if PyTorch supports it: symmetric and at most half the kernel; else None."""
     if state.padding == "valid":
         return (0,) * state.dims
     if isinstance(state.padding, str):
@@ -76,28 +77,26 @@ def _even(state: State) -> tuple[int, ...] | None:
     return tuple(a for a, _ in state.padding) if fits else None
 
 
-def _native(state: State) -> bool:
-    """Whether PyTorch has a function for exactly this."""
+def _in_torch(state: State) -> bool:
+    """Whether PyTorch has a function for this pool."""
     if state.mode == "adaptive":
         return state.reduce in ("max", "avg")
-    pads = _even(state)
+    pads = _torch_padding(state)
     if state.reduce == "max":
         return pads is not None
     if pads is None or set(state.dilation) != {1}:
         return False
-    if state.reduce == "lp":
-        return not any(pads)
     return state.reduce == "avg" and (state.dims == 2 or state.divisor_override is None)
 
 
 def _window(state: State, pads: tuple[int, ...] | None = None) -> list[str]:
-    """The arguments of a named sliding function after the kernel; `pads` replaces the padding."""
-    pads = _even(state) or () if pads is None else pads
-    parts = [] if state.stride is None else [f"stride={_one(state.stride)}"]
+    """The arguments of a sliding-window function after the kernel; `pads` replaces the padding."""
+    pads = _torch_padding(state) or () if pads is None else pads
+    parts = [] if state.stride is None else [f"stride={_collapse(state.stride)}"]
     if any(pads):
-        parts.append(f"padding={_one(pads)}")
+        parts.append(f"padding={_collapse(pads)}")
     if set(state.dilation) != {1}:
-        parts.append(f"dilation={_one(state.dilation)}")
+        parts.append(f"dilation={_collapse(state.dilation)}")
     if state.ceil_mode:
         parts.append("ceil_mode=True")
     if state.reduce == "avg":
@@ -109,20 +108,20 @@ def _window(state: State, pads: tuple[int, ...] | None = None) -> list[str]:
 
 
 def _named(state: State, module: str, x: str = "x", pads: tuple[int, ...] | None = None) -> str:
-    """The call of a function that ndpool and PyTorch both have."""
+    """A call of a function that ndpool and PyTorch share."""
     name = "max_pool" if state.reduce == "min" else _NAMED[state.reduce]
-    indices = ["return_indices=True"] if REDUCTIONS[state.reduce].picks and pads is None else []
+    indices = ["return_indices=True"] if REDUCTIONS[state.reduce].has_index and pads is None else []
     if state.mode == "adaptive":
-        parts = [x, _one(state.output_size), *indices]
+        parts = [x, _collapse(state.output_size), *indices]
         return f"{module}.adaptive_{name}{state.dims}d({', '.join(parts)})"
     norm = [_norm(state.norm_type)] if state.reduce == "lp" else []
-    parts = [x, *norm, _one(state.kernel), *_window(state, pads), *indices]
+    parts = [x, *norm, _collapse(state.kernel), *_window(state, pads), *indices]
     return f"{module}.{name}{state.dims}d({', '.join(parts)})"
 
 
 def _ndpool(state: State) -> str:
-    picks = REDUCTIONS[state.reduce].picks
-    if _native(state):
+    picks = REDUCTIONS[state.reduce].has_index
+    if _in_torch(state):
         call = _named(state, "ndpool")
     else:
         adaptive = state.mode == "adaptive"
@@ -135,18 +134,18 @@ def _ndpool(state: State) -> str:
 
 
 def _general(state: State) -> list[str]:
-    parts = [] if state.stride is None else [f"stride={_one(state.stride)}"]
+    parts = [] if state.stride is None else [f"stride={_collapse(state.stride)}"]
     if isinstance(state.padding, str):
         parts.append(f'padding="{state.padding}"')
     elif any(map(any, state.padding)):
         even = all(a == b for a, b in state.padding)
-        pads = _one(tuple(a for a, _ in state.padding)) if even else str(list(state.padding))
+        pads = _collapse(tuple(a for a, _ in state.padding)) if even else str(list(state.padding))
         parts.append(f"padding={pads}")
     if set(state.dilation) != {1}:
-        parts.append(f"dilation={_one(state.dilation)}")
+        parts.append(f"dilation={_collapse(state.dilation)}")
     if state.ceil_mode:
         parts.append("ceil_mode=True")
-    if state.reduce in ("avg", "lp") and not state.count_include_pad:
+    if state.reduce == "avg" and not state.count_include_pad:
         parts.append("count_include_pad=False")
     if state.reduce == "avg" and state.divisor_override is not None:
         parts.append(f"divisor_override={state.divisor_override}")
@@ -154,59 +153,74 @@ def _general(state: State) -> list[str]:
 
 
 def _torch(state: State, plan: geometry.Plan) -> tuple[str, str]:
-    """Code and note; no code where PyTorch cannot."""
-    if _native(state):
-        return f"{'y, i' if REDUCTIONS[state.reduce].picks else 'y'} = {_named(state, 'F')}\n", ""
+    """The code and note; no code if PyTorch has no equivalent."""
+    if _in_torch(state):
+        return f"{'y, i' if REDUCTIONS[state.reduce].has_index else 'y'} = {_named(state, 'F')}\n", ""
     if state.mode == "adaptive" and state.reduce != "min":
-        return "", f"PyTorch cannot: it has no adaptive {'norm' if state.reduce == 'lp' else 'sum'}."
-    if not REDUCTIONS[state.reduce].picks and set(state.dilation) != {1}:
-        return "", "PyTorch cannot: its averages, sums and norms have no dilation."
-    negated = "PyTorch has no minimum: it is the maximum of -x, negated."
-    if state.reduce == "min" and (state.mode == "adaptive" or _even(state) is not None):
+        return "", f"PyTorch cannot: it has no adaptive {'Lp' if state.reduce == 'lp' else 'sum'} pooling."
+    if not REDUCTIONS[state.reduce].has_index and set(state.dilation) != {1}:
+        return "", "PyTorch cannot: only its max pooling supports dilation."
+    negated = "PyTorch has no min pooling; this negates the max pooling of -x."
+    if state.reduce == "min" and (state.mode == "adaptive" or _torch_padding(state) is not None):
         return f"y, i = {_named(state, 'F', '-x')}\ny = -y\n", negated
+    if state.reduce == "lp":
+        return _torch_norm(state, plan)
     notes, head = [], ""
-    pads = None if state.reduce == "lp" else _even(state)
+    pads = _torch_padding(state)
     if pads is None:
-        if reason := _no_padding_first(state, plan):
+        if reason := _why_not_padded_first(state, plan):
             return "", f"PyTorch cannot: {reason}"
         around = [p for axis in reversed(plan.axes) for p in (-axis.bounds[0], axis.bounds[1] - axis.size)]
         fill = {"max": ", value=float('-inf')", "min": ", value=float('inf')"}.get(state.reduce, "")
         head = f"x = F.pad(x, {tuple(around)}{fill})\n"
-        lost = ", so positions would be those of the padded one" if fill else ""
-        notes.append(f"PyTorch has no such padding: the input is padded first{lost}.")
+        lost = ", so indices would refer to the padded input" if fill else ""
+        notes.append(f"PyTorch does not support this padding: the input is padded first{lost}.")
         pads = (0,) * state.dims
     if state.reduce == "min":
         return f"{head}y = -{_named(state, 'F', '-x', pads)}\n", " ".join([negated, *notes])
-    if state.reduce in ("max", "lp"):
+    if state.reduce == "max":
         return f"{head}y = {_named(state, 'F', 'x', pads)}\n", " ".join(notes)
     code, note = _torch_sum(state, pads)
     return head + code, " ".join([*notes, note]).strip()
 
 
-def _no_padding_first(state: State, plan: geometry.Plan) -> str:
-    """Why padding the input beforehand would not give the same; empty where it does."""
+def _why_not_padded_first(state: State, plan: geometry.Plan) -> str:
+    """Why padding the input first would give a different result; empty if it would not."""
     sizes = tuple(axis.bounds[1] - axis.bounds[0] for axis in plan.axes)
     outs = ndpool.output_size(sizes, state.kernel, state.stride, 0, state.dilation, state.ceil_mode)
     if outs != plan.out:
-        return "in ceil mode windows would also begin in padding that was added beforehand."
+        return "in ceil mode, windows would also start in padding that was added first."
     if state.reduce == "avg" and not state.count_include_pad and state.divisor_override is None:
-        return "its averages leave padding out only if it is even and at most half the kernel."
-    if state.reduce == "lp" and (not 0 < state.norm_type < inf or not state.count_include_pad):
-        return "its norms have no padding."
+        return "average pooling excludes padding only if it is symmetric and at most half the kernel."
     return ""
 
 
+def _torch_norm(state: State, plan: geometry.Plan) -> tuple[str, str]:
+    """Lp pooling of magnitudes; padding, also that of ceil mode, is added first as zeros."""
+    around = [p for axis in reversed(plan.axes) for p in (-axis.origin, max(0, axis.end - axis.size))]
+    pad, note = "", "PyTorch's Lp pooling takes no magnitudes."
+    if any(around):
+        if not 0 < state.norm_type < inf:
+            return "", "PyTorch cannot: its Lp pooling has no padding."
+        pad = f"x = F.pad(x, {tuple(around)})\n"
+        note += " It has no padding, and scales windows that ceil mode clips: the input is padded first."
+    call = _named(replace(state, ceil_mode=False), "F", "x.abs()", (0,) * state.dims)
+    return f"{pad}y = {call}\n", note
+
+
 def _torch_sum(state: State, pads: tuple[int, ...]) -> tuple[str, str]:
-    """Sums and averages with a divisor: two-dimensional averages that divide by a number of one's own."""
+    """Sum and average pooling with a divisor, through `avg_pool2d` with `divisor_override`."""
     if state.reduce == "avg" and (state.dims == 2 or state.divisor_override is None):
         return f"y = {_named(state, 'F', pads=pads)}\n", ""
     divisor = state.divisor_override if state.reduce == "avg" else 1
-    note = "PyTorch has no sum: it is an average that divides by 1." if state.reduce == "sum" else ""
+    note = (
+        "PyTorch has no sum pooling; this is average pooling with divisor 1." if state.reduce == "sum" else ""
+    )
     stride = state.stride or state.kernel
-    parts = [_one(state.kernel), f"stride={_one(stride)}", f"padding={_one(pads)}"]
+    parts = [_collapse(state.kernel), f"stride={_collapse(stride)}", f"padding={_collapse(pads)}"]
     x, y = "x", ""
     if state.dims == 1:
-        note = f"{note} Only two-dimensional averages take a divisor.".strip()
+        note = f"{note} Only 2-D and 3-D average pooling accept a divisor.".strip()
         parts = [f"(1, {state.kernel[0]})", f"stride=(1, {stride[0]})", f"padding=(0, {pads[0]})"]
         x, y = "x[:, :, None]", "[:, :, 0]"
     if not any(pads):
@@ -234,7 +248,7 @@ def _numpy_adaptive(state: State) -> str:
         "min": f"{part}.min()",
         "sum": f"{part}.sum()",
         "avg": f"{part}.mean()",
-        "lp": f"({part} ** {norm}).sum() ** (1 / {norm})",
+        "lp": f"(abs({part}) ** {norm}).sum() ** (1 / {norm})",
     }[state.reduce]
     if state.reduce == "lp" and isinf(state.norm_type):
         value = f"abs({part}).{'max' if state.norm_type > 0 else 'min'}()"
@@ -244,7 +258,7 @@ def _numpy_adaptive(state: State) -> str:
 
 
 def _numpy_sliding(state: State, plan: geometry.Plan) -> str:
-    # Behind the input: padding as far as windows reach into it, then what windows hang over.
+    # After the input: the padding that windows reach, then the elements beyond it that they overlap.
     stride = state.stride or state.kernel
     pads, over, spans = [], [], []
     for axis in plan.axes:
@@ -277,12 +291,13 @@ def _numpy_reduce(
     if state.reduce == "lp" and isinf(p):
         fill = ", np.inf" if padded and p < 0 else ""
         return f"y = np.{'max' if p > 0 else 'min'}(windows(abs(x){fill}){axes}\n"
-    power = f"x ** {norm}" if state.reduce == "lp" else "x"
-    counted, taps = "", str(prod(state.kernel))
-    if state.reduce == "avg" and state.divisor_override is not None:
+    if state.reduce == "lp":
+        return f"y = np.sum(windows(abs(x) ** {norm}){axes} ** (1 / {norm})\n"
+    counted = ""
+    if state.divisor_override is not None:
         count = str(state.divisor_override)
     elif any(map(any, pads)) and not state.count_include_pad:
-        counted, count = f"n = np.sum(windows(np.ones_like(x)){axes}  # cells of the input\n", "n"
+        counted, count = f"n = np.sum(windows(np.ones_like(x)){axes}  # elements of the input\n", "n"
     elif any(map(any, over)):
         ones = "np.ones_like(x)"
         if any(map(any, pads)):
@@ -291,8 +306,5 @@ def _numpy_reduce(
         counted += f"n = np.sum(windows(counted, pad={over}){axes}\n"
         count = "n"
     else:
-        count = taps
-    if state.reduce == "avg":
-        return f"{counted}y = np.sum(windows(x){axes} / {count}\n"
-    scale = "" if count == taps else f" / {count} * {taps}"
-    return f"{counted}y = (np.sum(windows({power}){axes}{scale}) ** (1 / {norm})\n"
+        count = str(prod(state.kernel))
+    return f"{counted}y = np.sum(windows(x){axes} / {count}\n"

@@ -1,7 +1,7 @@
-"""What the explorer shows, as a value: read from an address, checked, and written back in its shortest form.
+"""The settings of the explorer: parsed from a query string, validated, and written back in canonical form.
 
-The page sends the state of its controls as a query and gets it back in canonical form, so that the grammar
-stands here alone. Limits are those of a drawing; whether windows exist is for `ndpool` to say.
+The page sends its controls as a query and gets the canonical form back, so the grammar is defined only here.
+The limits are those of the drawing; ndpool itself checks whether the windows are valid.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DATA = ("random", "ramp", "custom")
 
 @dataclass(frozen=True)
 class State:
-    """One setting of all controls; one entry per pooled axis where a tuple stands."""
+    """The values of all controls; tuples have one entry per pooled axis."""
 
     dims: int = 2
     mode: str = "sliding"
@@ -49,20 +49,20 @@ class State:
     play: bool = False
 
     def __str__(self) -> str:
-        """The query that `parse` reads back; what is as it is by default is left out."""
+        """The query that `parse` reads back, without default values."""
         default = _defaults(self.dims)
         shown = {f.name: _write(getattr(self, f.name)) for f in fields(self)}
-        told = {
+        changed = {
             name: text
             for name, text in shown.items()
             if name == "dims" or getattr(self, name) != getattr(default, name)
         }
         if self.dims == 2:
-            del told["dims"]
-        return "&".join(f"{name}={quote(text, safe=',;')}" for name, text in told.items())
+            del changed["dims"]
+        return "&".join(f"{name}={quote(text, safe=',;')}" for name, text in changed.items())
 
     def controls(self) -> dict[str, list[str]]:
-        """What each control of the page shows: one text per axis, or one."""
+        """The text of each control of the page: one per axis, or one."""
         shown = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -80,7 +80,7 @@ class State:
 
 
 def parse(text: str) -> State:
-    """The state that an address, its fragment or a query holds; a `ValueError` says what is wrong with it."""
+    """The state encoded in a URL, its fragment or a query; raises `ValueError` if it is invalid."""
     if len(text) > MAX_TEXT:
         raise ValueError(f"explore: the state is too long; got {len(text)} characters (limit {MAX_TEXT})")
     if "#" in text or "://" in text:
@@ -88,7 +88,7 @@ def parse(text: str) -> State:
     given: dict[str, str] = {}
     for name, value in parse_qsl(text.lstrip("?"), keep_blank_values=True, max_num_fields=64):
         if name not in _READERS:
-            raise ValueError(f"explore: no setting is called {name[:40]!r}; there are {', '.join(_READERS)}")
+            raise ValueError(f"explore: unknown setting {name[:40]!r}; settings are {', '.join(_READERS)}")
         if name in given:
             raise ValueError(f"explore: {name} is given twice")
         given[name] = value.strip()
@@ -126,7 +126,7 @@ def _write(value: Any) -> str:
 
 def _integer(name: str, text: str, least: int, most: int) -> int:
     if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
-        raise ValueError(f"explore: {name} must be a whole number; got {name}={text[:40]!r}")
+        raise ValueError(f"explore: {name} must be an integer; got {name}={text[:40]!r}")
     value = int(text)
     if not least <= value <= most:
         raise ValueError(f"explore: {name} must be from {least} to {most}; got {name}={value}")
@@ -141,7 +141,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _parts(name: str, text: str, dims: int) -> list[str]:
-    """One text per axis; a lone one stands for all."""
+    """One text per axis; a single one applies to all axes."""
     parts = text.split("x")
     if len(parts) == 1:
         return parts * dims
@@ -161,7 +161,7 @@ def _padding(name: str, text: str, dims: int) -> Padding:
     for part in _parts(name, text, dims):
         sides = part.split(",")
         if len(sides) > 2:
-            raise ValueError(f"explore: {name} is one number or before,after for an axis; got {part[:40]!r}")
+            raise ValueError(f"explore: {name} must be n or before,after per axis; got {name}={part[:40]!r}")
         first, last = (_integer(name, side, 0, MAX_PADDING) for side in (sides[0], sides[-1]))
         pads.append((first, last))
     return tuple(pads)
@@ -191,7 +191,7 @@ def _values(name: str, text: str, _: int) -> tuple[tuple[float, ...], ...]:
 
 _sizes = _integers(1, MAX_SIZE)
 _READERS: dict[str, Callable[[str, str, int], Any]] = {
-    "dims": lambda *_: None,  # read before the others, which depend on it
+    "dims": lambda *_: None,  # parsed first because the others depend on it
     "mode": _choice(_MODES),
     "reduce": _choice(tuple(REDUCTIONS)),
     "size": _sizes,

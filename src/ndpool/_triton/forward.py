@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ndpool._native import INDEX64
+from ndpool._call import INDEX64
 from ndpool._triton.kernels.segment_forward import segment_forward_kernel
 from ndpool._triton.kernels.window_forward import window_forward_kernel
 from ndpool._triton.launch import (

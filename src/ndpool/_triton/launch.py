@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ndpool import _explain
+from ndpool import _record
 from ndpool._triton.kernels.indexing import USE_PDL
 from ndpool._triton.memory import LIMIT, Layout
 from ndpool.geometry import AxisPlan, Plan
@@ -232,9 +232,9 @@ class Prepared:
         self.start: Any = None  # (stream, three addresses) -> None, once ready
 
     def __call__(self, x: Tensor, y: Tensor, extra: Tensor) -> None:
-        if _explain.recording:
+        if _record.recording:
             kind = self.name.removesuffix("_forward").removesuffix("_backward")
-            _explain.note_kernel(self.direction, kind, str(x.device))
+            _record.note_kernel(self.direction, kind, str(x.device))
         if self.ready:
             self.start(current_stream(x.get_device()), x.data_ptr(), y.data_ptr(), extra.data_ptr())
             return

@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ndpool._native import NO_EXTRA, OFFSET32
+from ndpool._call import NO_EXTRA, OFFSET32
 from ndpool._plan import AxisPlan, Plan, irregular
 from ndpool._triton.kernels.channels_last import channels_last_backward_kernel, channels_last_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel

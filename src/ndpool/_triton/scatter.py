@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ndpool import _explain
+from ndpool import _record
 from ndpool._triton.kernels.unpool import claim_kernel, settle_kernel
 
 BLOCK = 1024
@@ -18,10 +18,10 @@ BLOCK = 1024
 
 def unpool(values: Tensor, indices: Tensor, plane: int) -> Tensor:
     """Planes of zeros, one per row of `values`, with every value at its index."""
-    if _explain.recording and not values.is_contiguous():
-        _explain.note_copy("values: packed, pooled axes last")
-    if _explain.recording and not indices.is_contiguous():
-        _explain.note_copy("indices: packed, pooled axes last")
+    if _record.recording and not values.is_contiguous():
+        _record.note_copy("values: packed, pooled axes last")
+    if _record.recording and not indices.is_contiguous():
+        _record.note_copy("indices: packed, pooled axes last")
     values, indices = values.contiguous(), indices.contiguous()
     result = torch.empty((len(values), plane), dtype=values.dtype, device=values.device)
     n, count = values.numel(), values.shape[1]
@@ -31,9 +31,9 @@ def unpool(values: Tensor, indices: Tensor, plane: int) -> Tensor:
         raise ValueError(f"ndpool: unpooling takes fewer than 2**31 values per plane on a GPU; got {count}")
     raw, out = (t.view(torch.uint8) if t.dtype is torch.bool else t for t in (values, result))
     owner = torch.zeros((len(values), plane), dtype=torch.int32, device=values.device)
-    if _explain.recording:
+    if _record.recording:
         for kernel in ("claim", "settle"):
-            _explain.note_kernel("unpool", kernel, str(values.device))
+            _record.note_kernel("unpool", kernel, str(values.device))
     with torch.cuda.device(values.device if values.is_cuda else -1):
         claim_kernel[(triton.cdiv(n, BLOCK),)](owner, indices, n, count, plane, BLOCK=BLOCK)
         all_ = result.numel()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import triton.language as tl
 
-from ndpool._native import INDEX64
+from ndpool._call import INDEX64
 from ndpool._triton.kernels.strip_forward import strip_forward_kernel
 from ndpool._triton.launch import (
     FAST_MAX,

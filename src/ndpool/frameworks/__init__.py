@@ -1,1 +1,1 @@
-"""Framework rooms: one file per kind of array. `_dispatch` finds them; they hand arrays to kernels."""
+"""One file or folder per kind of array. `_dispatch` finds them; they hand arrays to kernels."""

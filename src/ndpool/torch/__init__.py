@@ -1,7 +1,7 @@
-"""ndpool inside PyTorch: modules, and two ways to use them in a model that exists.
+"""PyTorch modules computed by ndpool, and two ways to use ndpool in an existing model.
 
-`accelerate` swaps the pooling modules of a model in place, `patch` routes `torch.nn.functional`'s pooling;
-both can be undone. Importing this package imports PyTorch; `import ndpool` alone does not.
+`accelerate` swaps the pooling modules of a model in place; `patch` replaces the pooling functions of
+`torch.nn.functional`. Both can be undone. Importing this package imports PyTorch; `import ndpool` does not.
 """
 
 from ndpool.torch._accelerate import Entry, Report, accelerate, restore

@@ -1,7 +1,7 @@
-"""`accelerate` and `restore`: the pooling modules of a model change their class, in place, and back.
+"""`accelerate` and `restore`: change the class of a model's pooling modules in place, and change it back.
 
-A module keeps its identity: its place in the model, its hooks, buffers, mode and every reference to it stay,
-also where it is shared or is the model itself. Only PyTorch's own classes change, to their subclasses here.
+A module keeps its identity: its name in the model, hooks, buffers, mode and all references to it, even if it
+is shared or is the model itself. Only instances of PyTorch's own classes are changed.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from ndpool.torch.modules import COUNTERPARTS, Classes, Pool, Unpool
 class Entry(NamedTuple):
     """A pooling module of a model."""
 
-    name: str  # its place in the model; empty for the model itself
-    kind: str  # its class
-    reason: str = ""  # why it was left as it is
+    name: str  # qualified name in the model; empty for the model itself
+    kind: str  # class name
+    reason: str = ""  # why the module was not swapped
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `accelerate` or `restore` did to a model; prints as a list."""
+    """The modules that `accelerate` or `restore` swapped and left; prints as a list."""
 
     swapped: tuple[Entry, ...]
     left: tuple[Entry, ...]
 
     def __str__(self) -> str:
-        lines = [f"swapped {_counted(self.swapped)}", *_listed(self.swapped)]
+        lines = [f"swapped {_count(self.swapped)}", *_rows(self.swapped)]
         if self.left:
-            lines += [f"left {_counted(self.left)}", *_listed(self.left)]
+            lines += [f"left {_count(self.left)}", *_rows(self.left)]
         return "\n".join(lines)
 
 
 def accelerate(model: torch.nn.Module) -> Report:
     """
-    Let ndpool compute every pooling module of a model.
+    Compute every pooling module of a model with ndpool.
 
-    The modules change in place from PyTorch's classes to their subclasses in `ndpool.torch`; names, hooks,
-    state and references stay. What is left as it is, with the reason, stands in the report: instances of
-    other subclasses, whose behaviour is their own, modules whose `forward` was replaced on the instance, and
-    scripted ones. Pooling that a model calls as a function is reached by `patch`.
+    Modules change in place from PyTorch's classes to their subclasses in `ndpool.torch`; names, hooks, state
+    and references are unchanged. Other subclasses of PyTorch's modules, modules whose `forward` was replaced
+    on the instance, and scripted modules are left unchanged; the report lists them with the reason. For
+    pooling that a model calls as a function, use `patch`.
 
-    A `state_dict` is the same before and after. A model saved whole names ndpool's classes: `restore` it
-    first if it is to be loaded where ndpool is not. `torch.compile` and `torch.export` see ndpool's
-    operators. TorchScript knows PyTorch's modules only: `torch.jit.script` restores a model by itself, and
-    what `torch.jit.trace` or `torch.fx.symbolic_trace` records is PyTorch's pooling. So is what
-    `torch.onnx.export` writes.
+    The `state_dict` does not change. A model pickled as a whole refers to ndpool's classes: `restore` it
+    first if it will be loaded where ndpool is not installed. `torch.compile` and `torch.export` record
+    ndpool's operators. TorchScript supports only PyTorch's modules: `torch.jit.script` restores a model
+    automatically, and `torch.jit.trace`, `torch.fx.symbolic_trace` and `torch.onnx.export` record PyTorch's
+    pooling.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def accelerate(model: torch.nn.Module) -> Report:
 
 def restore(model: torch.nn.Module) -> Report:
     """
-    Undo `accelerate`: give every pooling module of a model PyTorch's own class again.
+    Undo `accelerate`: change every pooling module of a model back to PyTorch's class.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def restore(model: torch.nn.Module) -> Report:
     Returns
     -------
     Report
-        `swapped` and `left`: the name and class of each of ndpool's modules.
+        `swapped` and `left`: the name and class of each ndpool module.
 
     Examples
     --------
@@ -122,22 +122,22 @@ def _swap(fn: str, model: torch.nn.Module, *, undo: bool) -> Report:
 
 
 def _reason(module: torch.nn.Module, classes: Classes) -> str:
-    """Why a pooling module keeps its class; empty if it does not."""
+    """Why a pooling module is not swapped; empty if it is."""
     if "forward" in vars(module):
-        return "its forward was replaced on the instance"
+        return "forward was replaced on the instance"
     if type(module) in classes:
         dilated = isinstance(module, Unpool) and module.dilation != 1
-        return "PyTorch has no dilation for it" if dilated else ""
+        return "PyTorch's module has no dilation" if dilated else ""
     base = next(cls for cls in classes if isinstance(module, cls))
-    own = "of its own" if type(module).forward is base.forward else "that overrides forward"
-    return f"a subclass of {base.__name__} {own}"
+    overridden = "" if type(module).forward is base.forward else " that overrides forward"
+    return f"a subclass of {base.__name__}{overridden}"
 
 
-def _counted(entries: tuple[Entry, ...]) -> str:
+def _count(entries: tuple[Entry, ...]) -> str:
     return f"{len(entries)} pooling module{'' if len(entries) == 1 else 's'}"
 
 
-def _listed(entries: tuple[Entry, ...]) -> list[str]:
+def _rows(entries: tuple[Entry, ...]) -> list[str]:
     names = [entry.name or "(the model)" for entry in entries]
     width = max(map(len, names), default=0)
     return [

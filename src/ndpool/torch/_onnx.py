@@ -1,7 +1,7 @@
-"""Averages with a divisor of their own, in operators that PyTorch's ONNX exporters translate rightly.
+"""Average pooling with `divisor_override` for export to ONNX.
 
-While a model is exported to ONNX, `modules` and `_patch` leave pooling to PyTorch, whose exporters drop
-`divisor_override`. They come here for those averages.
+During an export, `modules` and `_patch` use PyTorch's pooling, but PyTorch's exporters silently drop
+`divisor_override`. For those averages they call this module, which uses operators that export correctly.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ndpool import geometry
-from ndpool._arguments import check_divisor
+from ndpool._policy import check_divisor
 
 F = torch.nn.functional
-AVERAGES = {F.avg_pool2d: 2, F.avg_pool3d: 3}  # PyTorch's functions that take a divisor
+AVERAGES = {F.avg_pool2d: 2, F.avg_pool3d: 3}  # PyTorch's functions with a divisor
 
 
 def average(
@@ -30,7 +30,7 @@ def average(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    """PyTorch's average `original`; one with a divisor is the plain average times a constant."""
+    """PyTorch's average pooling `original`; a divisor becomes a multiplication by a constant."""
     if divisor_override is None:
         return original(input, kernel_size, stride, padding, ceil_mode, count_include_pad)
     n = AVERAGES[original]
@@ -38,7 +38,7 @@ def average(
     divisor = check_divisor(fn, divisor_override)
     kernel, stride, padding = geometry.check_window(fn, n, kernel_size, stride, padding, 1)
     if ceil_mode:
-        # Cells enough for a last window that is cut off; it must begin inside the input for any size.
+        # Pad enough for a partial last window, which must start inside the input for every input size.
         for k, s, (p, _) in zip(kernel, stride, padding, strict=True):
             if s > k - p:
                 raise ValueError(

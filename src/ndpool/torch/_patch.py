@@ -1,7 +1,8 @@
-"""`patch` and `unpatch`: PyTorch's pooling functions lead to ndpool, for a block or for good.
+"""`patch` and `unpatch`: replace PyTorch's pooling functions by ndpool's, for a block or permanently.
 
-The attributes of `torch.nn.functional` and `torch` are replaced by routes while at least one patch is held,
-and put back as they were after the last. A route asks ndpool for the tensors that it serves, else PyTorch.
+While at least one patch is active, the pooling functions in `torch.nn.functional` and `torch` are replaced by
+wrappers, called routes; the last `unpatch` restores them. A route calls ndpool for supported tensors and
+PyTorch for all others.
 """
 
 from __future__ import annotations
@@ -20,55 +21,55 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 import ndpool
 from ndpool.torch._onnx import AVERAGES, average
-from ndpool.torch.modules import served
+from ndpool.torch.modules import supported
 
 F = torch.nn.functional
 Function = Callable[..., Any]
 
 _lock = RLock()
-_held = 0
-# Read by every route, so that one kept beyond its patch leads to PyTorch again, also in compiled code.
+_depth = 0  # patches that are active
+# Read by every route, so that a route that outlives its patch calls PyTorch again, also in compiled code.
 _active = False
 _originals: dict[tuple[ModuleType, str], Function] = {}
 
 
 class Patch:
-    """A patch that is held; leaving its `with` block gives it back."""
+    """An active patch; leaving its `with` block undoes it."""
 
     def __init__(self) -> None:
-        self._held = False
+        self._entered = False
         self.__enter__()
 
     def __enter__(self) -> Patch:
-        if not self._held:
-            _hold()
-            self._held = True
+        if not self._entered:
+            _install()
+            self._entered = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._held:
-            self._held = False
+        if self._entered:
+            self._entered = False
             unpatch()
 
 
 def patch() -> Patch:
     """
-    Route PyTorch's pooling functions to ndpool, in every thread, until `unpatch` or a `with` block's end.
+    Replace PyTorch's pooling functions by ndpool's until `unpatch` or the end of a `with` block.
 
-    All pooling of `torch.nn.functional` and of `torch` itself is routed, and with it every module that calls
-    it. Code that holds a function from before (``from torch.nn.functional import max_pool2d``) keeps
-    PyTorch's. Tensors that ndpool does not serve, and arguments that it refuses, go on to PyTorch, whose
-    errors stay the same. Models compiled by `torch.compile` notice and compile again. TorchScript cannot
-    compile a route: call `torch.jit.script` outside.
+    The patch applies to all threads and covers the pooling functions of `torch.nn.functional` and `torch`,
+    and every module that calls them. Functions imported earlier (``from torch.nn.functional import
+    max_pool2d``) remain PyTorch's. Tensors that ndpool does not support and arguments that it rejects are
+    passed on to PyTorch, so error messages do not change. Models compiled by `torch.compile` are recompiled.
+    TorchScript cannot compile the replacements: call `torch.jit.script` outside the patch.
 
-    Patches can be nested: PyTorch's own functions come back when as many were given back as were taken.
+    Patches can be nested: the last `unpatch` restores PyTorch's functions.
 
     Returns
     -------
     Patch
-        To be used in a `with` statement, or ignored.
+        A context manager; may be ignored.
 
     Examples
     --------
@@ -87,9 +88,9 @@ def patch() -> Patch:
 
 def unpatch() -> None:
     """
-    Give one `patch` back; with the last, PyTorch's pooling functions are its own again.
+    Undo one `patch`; undoing the last one restores PyTorch's pooling functions.
 
-    Without a patch nothing happens.
+    Does nothing if no patch is active.
 
     Examples
     --------
@@ -102,24 +103,24 @@ def unpatch() -> None:
     >>> torch.nn.functional.avg_pool2d is original
     True
     """
-    global _held, _active
+    global _depth, _active
     with _lock:
-        _held = max(_held - 1, 0)
-        if _held or not _originals:
+        _depth = max(_depth - 1, 0)
+        if _depth or not _originals:
             return
         _active = False
         routes = [getattr(owner, name) for owner, name in _originals]
         for (owner, name), original in _originals.items():
             setattr(owner, name, original)
         _originals.clear()
-        _forget(routes)
+        _clear_dynamo_cache(routes)
 
 
-def _hold() -> None:
-    global _held, _active
+def _install() -> None:
+    global _depth, _active
     with _lock:
-        _held += 1
-        if _held > 1:
+        _depth += 1
+        if _depth > 1:
             return
         for owner, name, function, indices in _table():
             _originals[owner, name] = original = getattr(owner, name)
@@ -128,7 +129,7 @@ def _hold() -> None:
 
 
 def _table() -> list[tuple[ModuleType, str, str, bool]]:
-    """(module, attribute, ndpool's function, whether indices always come back)."""
+    """(module, attribute, ndpool's function, whether it always returns indices)."""
     names = [
         f"{kind}_pool{n}d"
         for kind in ("max", "avg", "lp", "adaptive_max", "adaptive_avg", "fractional_max")
@@ -148,18 +149,18 @@ def _table() -> list[tuple[ModuleType, str, str, bool]]:
 
 
 @cache
-def _route(original: Function, function: Function, indices: bool, own_flag: bool) -> Function:
-    """The function that replaces `original`; made once, so that compiled code knows it again."""
-    # PyTorch's arguments are ndpool's positional ones. What only ndpool has is as unknown as without a patch.
+def _route(original: Function, function: Function, indices: bool, has_flag: bool) -> Function:
+    """The replacement of `original`; cached, so that compiled code is not recompiled for a new object."""
+    # PyTorch's arguments are ndpool's positional ones; ndpool's additional arguments remain unknown.
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     flag = known.index("return_indices") if "return_indices" in known else len(known)
-    names = frozenset(known if own_flag else known[:flag])
+    names = frozenset(known if has_flag else known[:flag])
     divided = original in AVERAGES
 
     @wraps(original)
     def route(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get("input")
-        if _active and served(x) and len(args) <= len(names) and names.issuperset(kwargs):
+        if _active and supported(x) and len(args) <= len(names) and names.issuperset(kwargs):
             ours, more = args, kwargs
             if indices and len(args) > flag:
                 ours = (*args[:flag], True, *args[flag + 1 :])
@@ -168,20 +169,20 @@ def _route(original: Function, function: Function, indices: bool, own_flag: bool
             try:
                 return function(*ours, **more)
             except (TypeError, ValueError):
-                # PyTorch takes it after all, or says in its own words why not.
+                # PyTorch may support the arguments, or raises its own error.
                 return original(*args, **kwargs)
         if divided and is_in_onnx_export():
             return average(original, *args, **kwargs)
         if has_torch_function((x,)):
-            # PyTorch's function would hand the route to the subclass in its own place.
+            # Pass PyTorch's function to the subclass; calling it would pass the route instead.
             return handle_torch_function(original, (x,), *args, **kwargs)
         return original(*args, **kwargs)
 
     return route
 
 
-def _forget(routes: list[Function]) -> None:
-    """A compiler that was first imported under a patch took the routes for PyTorch's functions."""
+def _clear_dynamo_cache(routes: list[Function]) -> None:
+    """If the compiler was first imported under a patch, it has cached routes as PyTorch's functions."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None and not rules.get_torch_obj_rule_map().keys().isdisjoint(routes):
         rules.clear_lru_cache()

@@ -24,17 +24,19 @@ from torch.onnx import is_in_onnx_export
 
 import ndpool
 from ndpool import geometry
-from ndpool._arguments import check_divisor, check_flags, check_ints, check_norm, check_range, check_ratio
-from ndpool._dispatch import room_of
-from ndpool.frameworks._torch_kernels import CODES
+from ndpool._arguments import check_flags
+from ndpool._dispatch import framework_of
+from ndpool._policy import check_divisor, check_norm
+from ndpool.frameworks.torch.tensors import CODES
+from ndpool.nn import check_fractional
 from ndpool.torch._onnx import average
 
-# A compiler that traces a first call could not import the room.
+# Import the framework now: a compiler that traces the first call could not import it.
 for _tensor in (torch.empty(0), torch.nn.Parameter()):
-    room_of("ndpool.torch", _tensor)
+    framework_of("ndpool.torch", _tensor)
 
-_TRITON = find_spec("triton") is not None  # whose kernels pool CUDA tensors
-# The tensors of compilers stand for plain ones; other subclasses have a meaning of their own.
+_TRITON = find_spec("triton") is not None  # needed for CUDA tensors
+# Compilers trace plain tensors with these classes; other subclasses may redefine operations.
 _TRACED = (FakeTensor, FunctionalTensor)
 _KINDS = (torch.Tensor, torch.nn.Parameter, *_TRACED)
 
@@ -42,10 +44,10 @@ Classes = dict[type[torch.nn.Module], type[torch.nn.Module]]
 COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
 
 
-def served(x: Any) -> bool:
-    """Whether ndpool pools this tensor; if not, PyTorch does.
+def supported(x: Any) -> bool:
+    """Whether ndpool pools this tensor; otherwise PyTorch does.
 
-    Devices without kernels of their own (MPS) are pooled on the CPU, by modules as by functions.
+    Tensors on devices without kernels (MPS) are pooled on the CPU, by modules and functions alike.
     """
     return (
         type(x) in _KINDS
@@ -54,13 +56,13 @@ def served(x: Any) -> bool:
         and (not x.is_cuda or _TRITON)
         and not x.is_nested
         and (is_dynamo_compiling() or not is_tracing())
-        # ONNX has operators for PyTorch's pooling, not for ndpool's.
+        # ONNX exporters translate PyTorch's pooling operators, not ndpool's.
         and (type(x) not in _TRACED or not is_in_onnx_export())
     )
 
 
 class Pool(torch.nn.Module):
-    """What all share: a module's attributes go to the ndpool function whose arguments they are."""
+    """Base class: passes a module's attributes to the corresponding ndpool function."""
 
     _function: ClassVar[Callable[..., Any]]
     _n_axes: ClassVar[int]
@@ -79,33 +81,33 @@ class Pool(torch.nn.Module):
             cls.__init__ = _checked(cls.__init__)  # type: ignore[method-assign]
 
     def _check(self, name: str) -> None:
-        """Raise for arguments that no input makes right."""
+        """Raise for arguments that are invalid for every input."""
         flags = ("return_indices", "ceil_mode", "count_include_pad")
         check_flags(name, **{flag: getattr(self, flag) for flag in flags if hasattr(self, flag)})
 
     def forward(self, input: Any) -> Any:
         """Pool `input`; with `return_indices` the pair (values, indices)."""
-        if served(input):
+        if supported(input):
             return self._function(input, *self._arguments())
         return self._original(input)
 
     def _original(self, input: Any) -> Any:
-        """PyTorch's own way."""
+        """PyTorch's forward."""
         return super().forward(input)
 
-    # Written out in each family: a loop over names would cost as much as the pooling of a small tensor.
+    # Written out in each family: a loop over names takes as long as pooling a small tensor.
     def _arguments(self) -> tuple[Any, ...]:
         raise NotImplementedError
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        """TorchScript compiles PyTorch's own module; the class changes for good, as in `restore`."""
+        """TorchScript compiles PyTorch's module; the class changes permanently, as in `restore`."""
         if COUNTERPARTS.get(type(self).__bases__[-1]) is type(self):
             self.__class__ = type(self).__bases__[-1]
         return self
 
 
 def _checked(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor that looks at what it was given; its signature stays."""
+    """A constructor with the same signature that also checks the arguments."""
 
     @wraps(init)
     def checked(self: Pool, *args: Any, **kwargs: Any) -> None:
@@ -116,7 +118,7 @@ def _checked(init: Callable[..., None]) -> Callable[..., None]:
 
 
 class MaxPool(Pool):
-    """Maxima over sliding windows."""
+    """Max pooling over sliding windows."""
 
     dilation: Any
 
@@ -130,7 +132,7 @@ class MaxPool(Pool):
 
 
 class AvgPool(Pool):
-    """Averages over sliding windows; one dimension takes no divisor."""
+    """Average pooling over sliding windows; the 1-D module has no divisor."""
 
     count_include_pad: Any
     divisor_override: Any
@@ -152,7 +154,7 @@ class AvgPool(Pool):
 
 
 class LPPool(Pool):
-    """Power averages: a module's power is a float, also for integers."""
+    """Lp pooling; a module converts its power to float, even for integer tensors."""
 
     norm_type: Any
 
@@ -166,7 +168,7 @@ class LPPool(Pool):
 
 
 class AdaptivePool(Pool):
-    """As many windows as asked for."""
+    """Adaptive pooling."""
 
     def _check(self, name: str) -> None:
         super()._check(name)
@@ -174,34 +176,28 @@ class AdaptivePool(Pool):
 
 
 class AdaptiveMaxPool(AdaptivePool):
-    """Maxima over as many windows as asked for."""
+    """Adaptive max pooling."""
 
     def _arguments(self) -> tuple[Any, ...]:
         return self.output_size, self.return_indices
 
 
 class AdaptiveAvgPool(AdaptivePool):
-    """Averages over as many windows as asked for."""
+    """Adaptive average pooling."""
 
     def _arguments(self) -> tuple[Any, ...]:
         return (self.output_size,)
 
 
 class FractionalMaxPool(Pool):
-    """Maxima over windows at random places."""
+    """Fractional max pooling: windows at pseudo-random positions."""
 
     output_ratio: Any
     _random_samples: Any
 
     def _check(self, name: str) -> None:
         super()._check(name)
-        for size in check_ints(name, "kernel_size", self.kernel_size, self._n_axes, single=False):
-            check_range(name, "kernel_size", size, 1)
-        if self.output_size is not None:
-            for size in check_ints(name, "output_size", self.output_size, self._n_axes, single=False):
-                check_range(name, "output_size", size, 0)
-        else:
-            check_ratio(name, self.output_ratio, self._n_axes)
+        check_fractional(name, self._n_axes, self.kernel_size, self.output_size, self.output_ratio)
 
     def _arguments(self) -> tuple[Any, ...]:
         size = (self.kernel_size, self.output_size, self.output_ratio)
@@ -209,9 +205,9 @@ class FractionalMaxPool(Pool):
 
 
 class Unpool(Pool):
-    """The way back from a max pool; sizes may differ from call to call."""
+    """Max unpooling; the output size may differ from call to call."""
 
-    dilation: Any = 1  # of modules that PyTorch made
+    dilation: Any = 1  # default for swapped modules, which have no such attribute
 
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, *, dilation: Any = 1) -> None:
         super().__init__(kernel_size, stride, padding)
@@ -223,144 +219,142 @@ class Unpool(Pool):
 
     def forward(self, input: Any, indices: Any, output_size: Sequence[int] | None = None) -> Any:  # type: ignore[override]
         """Put each value of `input` where `indices` says, zeros elsewhere."""
-        if served(input):
+        if supported(input):
             window = (self.kernel_size, self.stride, self.padding)
             return self._function(input, indices, *window, output_size, dilation=self.dilation)
-        self._check_undilated("this tensor is left to PyTorch")
+        self._check_undilated("PyTorch unpools this tensor")
         return super(Pool, self).forward(input, indices, output_size)
 
     def _check_undilated(self, reason: str) -> None:
         if self.dilation != 1:
             name = type(self).__name__
-            raise TypeError(
-                f"{name}: dilation must be 1 where {reason}, which has none; got dilation={self.dilation}"
-            )
+            raise TypeError(f"{name}: dilation must be 1 where {reason}; got dilation={self.dilation}")
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
-        self._check_undilated("TorchScript compiles PyTorch's own module")
+        self._check_undilated("TorchScript compiles PyTorch's module")
         return super().__prepare_scriptable__()
 
     def extra_repr(self) -> str:
-        """PyTorch's own, and the dilation where there is one."""
+        """PyTorch's text, and the dilation if it is not 1."""
         shown: str = super(Pool, self).extra_repr()
         return shown if self.dilation == 1 else f"{shown}, dilation={self.dilation}"
 
 
 class MaxPool1d(MaxPool, torch.nn.MaxPool1d):
-    """`torch.nn.MaxPool1d`, computed by `ndpool.max_pool1d`."""
+    """`torch.nn.MaxPool1d` computed by ndpool. Parameters as in `ndpool.nn.MaxPool1d`."""
 
     _function = staticmethod(ndpool.max_pool1d)
 
 
 class MaxPool2d(MaxPool, torch.nn.MaxPool2d):
-    """`torch.nn.MaxPool2d`, computed by `ndpool.max_pool2d`."""
+    """`torch.nn.MaxPool2d` computed by ndpool. Parameters as in `ndpool.nn.MaxPool2d`."""
 
     _function = staticmethod(ndpool.max_pool2d)
 
 
 class MaxPool3d(MaxPool, torch.nn.MaxPool3d):
-    """`torch.nn.MaxPool3d`, computed by `ndpool.max_pool3d`."""
+    """`torch.nn.MaxPool3d` computed by ndpool. Parameters as in `ndpool.nn.MaxPool3d`."""
 
     _function = staticmethod(ndpool.max_pool3d)
 
 
 class AvgPool1d(AvgPool, torch.nn.AvgPool1d):
-    """`torch.nn.AvgPool1d`, computed by `ndpool.avg_pool1d`."""
+    """`torch.nn.AvgPool1d` computed by ndpool. Parameters as in `ndpool.nn.AvgPool1d`."""
 
     _function = staticmethod(ndpool.avg_pool1d)
 
 
 class AvgPool2d(AvgPool, torch.nn.AvgPool2d):
-    """`torch.nn.AvgPool2d`, computed by `ndpool.avg_pool2d`."""
+    """`torch.nn.AvgPool2d` computed by ndpool. Parameters as in `ndpool.nn.AvgPool2d`."""
 
     _function = staticmethod(ndpool.avg_pool2d)
 
 
 class AvgPool3d(AvgPool, torch.nn.AvgPool3d):
-    """`torch.nn.AvgPool3d`, computed by `ndpool.avg_pool3d`."""
+    """`torch.nn.AvgPool3d` computed by ndpool. Parameters as in `ndpool.nn.AvgPool3d`."""
 
     _function = staticmethod(ndpool.avg_pool3d)
 
 
 class LPPool1d(LPPool, torch.nn.LPPool1d):
-    """`torch.nn.LPPool1d`, computed by `ndpool.lp_pool1d`."""
+    """`torch.nn.LPPool1d` computed by ndpool. Parameters as in `ndpool.nn.LPPool1d`."""
 
     _function = staticmethod(ndpool.lp_pool1d)
 
 
 class LPPool2d(LPPool, torch.nn.LPPool2d):
-    """`torch.nn.LPPool2d`, computed by `ndpool.lp_pool2d`."""
+    """`torch.nn.LPPool2d` computed by ndpool. Parameters as in `ndpool.nn.LPPool2d`."""
 
     _function = staticmethod(ndpool.lp_pool2d)
 
 
 class LPPool3d(LPPool, torch.nn.LPPool3d):
-    """`torch.nn.LPPool3d`, computed by `ndpool.lp_pool3d`."""
+    """`torch.nn.LPPool3d` computed by ndpool. Parameters as in `ndpool.nn.LPPool3d`."""
 
     _function = staticmethod(ndpool.lp_pool3d)
 
 
 class AdaptiveMaxPool1d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool1d):
-    """`torch.nn.AdaptiveMaxPool1d`, computed by `ndpool.adaptive_max_pool1d`."""
+    """`torch.nn.AdaptiveMaxPool1d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveMaxPool1d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool1d)
 
 
 class AdaptiveMaxPool2d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool2d):
-    """`torch.nn.AdaptiveMaxPool2d`, computed by `ndpool.adaptive_max_pool2d`."""
+    """`torch.nn.AdaptiveMaxPool2d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveMaxPool2d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool2d)
 
 
 class AdaptiveMaxPool3d(AdaptiveMaxPool, torch.nn.AdaptiveMaxPool3d):
-    """`torch.nn.AdaptiveMaxPool3d`, computed by `ndpool.adaptive_max_pool3d`."""
+    """`torch.nn.AdaptiveMaxPool3d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveMaxPool3d`."""
 
     _function = staticmethod(ndpool.adaptive_max_pool3d)
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool1d):
-    """`torch.nn.AdaptiveAvgPool1d`, computed by `ndpool.adaptive_avg_pool1d`."""
+    """`torch.nn.AdaptiveAvgPool1d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveAvgPool1d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool1d)
 
 
 class AdaptiveAvgPool2d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool2d):
-    """`torch.nn.AdaptiveAvgPool2d`, computed by `ndpool.adaptive_avg_pool2d`."""
+    """`torch.nn.AdaptiveAvgPool2d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveAvgPool2d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool2d)
 
 
 class AdaptiveAvgPool3d(AdaptiveAvgPool, torch.nn.AdaptiveAvgPool3d):
-    """`torch.nn.AdaptiveAvgPool3d`, computed by `ndpool.adaptive_avg_pool3d`."""
+    """`torch.nn.AdaptiveAvgPool3d` computed by ndpool. Parameters as in `ndpool.nn.AdaptiveAvgPool3d`."""
 
     _function = staticmethod(ndpool.adaptive_avg_pool3d)
 
 
 class MaxUnpool1d(Unpool, torch.nn.MaxUnpool1d):
-    """`torch.nn.MaxUnpool1d`, computed by `ndpool.max_unpool1d`."""
+    """`torch.nn.MaxUnpool1d` computed by ndpool. Parameters as in `ndpool.nn.MaxUnpool1d`."""
 
     _function = staticmethod(ndpool.max_unpool1d)
 
 
 class MaxUnpool2d(Unpool, torch.nn.MaxUnpool2d):
-    """`torch.nn.MaxUnpool2d`, computed by `ndpool.max_unpool2d`."""
+    """`torch.nn.MaxUnpool2d` computed by ndpool. Parameters as in `ndpool.nn.MaxUnpool2d`."""
 
     _function = staticmethod(ndpool.max_unpool2d)
 
 
 class MaxUnpool3d(Unpool, torch.nn.MaxUnpool3d):
-    """`torch.nn.MaxUnpool3d`, computed by `ndpool.max_unpool3d`."""
+    """`torch.nn.MaxUnpool3d` computed by ndpool. Parameters as in `ndpool.nn.MaxUnpool3d`."""
 
     _function = staticmethod(ndpool.max_unpool3d)
 
 
 class FractionalMaxPool2d(FractionalMaxPool, torch.nn.FractionalMaxPool2d):
-    """`torch.nn.FractionalMaxPool2d`, computed by `ndpool.fractional_max_pool2d`."""
+    """`torch.nn.FractionalMaxPool2d` computed by ndpool. Parameters as in `ndpool.nn.FractionalMaxPool2d`."""
 
     _function = staticmethod(ndpool.fractional_max_pool2d)
 
 
 class FractionalMaxPool3d(FractionalMaxPool, torch.nn.FractionalMaxPool3d):
-    """`torch.nn.FractionalMaxPool3d`, computed by `ndpool.fractional_max_pool3d`."""
+    """`torch.nn.FractionalMaxPool3d` computed by ndpool. Parameters as in `ndpool.nn.FractionalMaxPool3d`."""
 
     _function = staticmethod(ndpool.fractional_max_pool3d)

@@ -1,7 +1,7 @@
-"""What the registered operators accept: anybody can call `torch.ops.ndpool`, with anything.
+"""Checks of the registered operators' arguments: anybody can call `torch.ops.ndpool`, with anything.
 
-Called by the operators in `_torch_ops.py` before a kernel runs. The public functions check their own
-arguments, in their own names; shapes of windows are checked by `geometry`.
+Called by `operators` before a kernel runs. The public functions check their own arguments, in their own
+names; windows are checked by `geometry`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ndpool._arguments import check_sign, check_sizes, normalize_axes
-from ndpool.frameworks._torch_kernels import CODES
-from ndpool.geometry import Plan
+from ndpool._arguments import check_sizes, normalize_axes
+from ndpool._plan import Plan
+from ndpool._policy import arithmetic
+from ndpool.frameworks.torch.tensors import CODES, FLOATS, NAMES
 from ndpool.reductions import Reduction, find
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def check_tensor(op: str, name: str, x: Tensor, floating: bool = False) -> None:
@@ -31,7 +29,7 @@ def check_tensor(op: str, name: str, x: Tensor, floating: bool = False) -> None:
         raise TypeError(f"{op}: {name} must be {kind}; got dtype={x.dtype}")
 
 
-def check_place(op: str, x: Tensor, axes: Sequence[int]) -> tuple[int, ...]:
+def check_axes(op: str, x: Tensor, axes: Sequence[int]) -> tuple[int, ...]:
     """The pooled axes, which must exist and differ."""
     if axes and min(axes) < 0:
         raise ValueError(f"{op}: axes must be from 0 to {x.dim() - 1}; got axes={list(axes)}")
@@ -45,25 +43,25 @@ def check_windows(op: str, axes: Sequence[int], windows: Sequence[int]) -> None:
         raise ValueError(f"{op}: windows must be {n} or {5 * n + 2} integers; got {len(windows)}")
 
 
-def check_reduce(op: str, reduce: str, kinds: tuple[str, ...]) -> Reduction:
+def check_reduce(op: str, reduce: str, names: Sequence[str]) -> Reduction:
     """A reduction that this operator has."""
     reduction = find(op, reduce)
-    if reduce not in kinds:
-        raise ValueError(f"{op}: reduce must be one of {', '.join(kinds)}; got reduce={reduce!r}")
+    if reduce not in names:
+        raise ValueError(f"{op}: reduce must be one of {', '.join(names)}; got reduce={reduce!r}")
     return reduction
 
 
 def check_result(
     op: str, x: Tensor, reduction: Reduction, dtype: torch.dtype, divisor: int, norm: float
 ) -> None:
-    """Maxima and floating-point results have the input's dtype; integers may become any other number."""
-    kept = reduction.picks or x.dtype in FLOATS
+    """The result of max pooling and of floating point has the input's dtype; integers may change theirs."""
+    kept = reduction.has_index or x.dtype in FLOATS
     wrong = dtype != x.dtype if kept else dtype not in CODES or dtype is torch.bool
     if wrong or (reduction.norm and dtype not in FLOATS):
         raise TypeError(f"{op}: dtype must fit reduce={reduction.name!r} of {x.dtype}; got dtype={dtype}")
     if reduction.norm and (isnan(norm) or norm in (0, inf, -inf)):
         raise ValueError(f"{op}: norm must be a finite number other than 0; got norm={norm}")
-    check_sign(op, divisor, dtype in _UNSIGNED)
+    arithmetic(op, reduction, NAMES[x.dtype], NAMES[dtype], divisor, float(norm))
 
 
 def check_grad(op: str, grad: Tensor, axes: Sequence[int], plan: Plan) -> None:
@@ -85,7 +83,7 @@ def check_offsets(op: str, offsets: Tensor, like: Tensor, shape: Sequence[int], 
     if tuple(offsets.shape) != tuple(shape):
         raise ValueError(f"{op}: offsets must have shape {tuple(shape)}; got shape {tuple(offsets.shape)}")
     check_device(op, "offsets", offsets, like)
-    # Looking at values would wait for a GPU; there an offset outside the window moves nothing.
+    # Reading the values would wait for a GPU; there an offset outside the window has no effect.
     if offsets.is_cpu and offsets.numel() and not (offsets.dtype is torch.uint8 and plan.taps >= 256):
         least, most = (int(end) for end in offsets.aminmax())
         if least < 0 or most >= plan.taps:
@@ -96,7 +94,7 @@ def check_offsets(op: str, offsets: Tensor, like: Tensor, shape: Sequence[int], 
 
 
 def check_unpool(op: str, values: Tensor, indices: Tensor, axes: Any, sizes: Sequence[int]) -> None:
-    """Values with an int64 index each; where those point is checked as they are read."""
+    """Values with an int64 index each; the indices themselves are checked as they are read."""
     check_tensor(op, "values", values)
     check_sizes(op, "sizes", tuple(sizes), len(axes))
     if indices.dtype is not torch.int64 or indices.layout is not torch.strided:
@@ -109,7 +107,7 @@ def check_unpool(op: str, values: Tensor, indices: Tensor, axes: Any, sizes: Seq
 
 
 def check_samples(op: str, x: Tensor, samples: Tensor, axes: tuple[int, ...]) -> None:
-    """As many samples per plane as axes are pooled."""
+    """One sample per plane and pooled axis."""
     check_tensor(op, "samples", samples, floating=True)
     lead = tuple(size for a, size in enumerate(x.shape) if a not in axes)
     if tuple(samples.shape) != (*lead, len(axes)):
@@ -120,6 +118,6 @@ def check_samples(op: str, x: Tensor, samples: Tensor, axes: tuple[int, ...]) ->
 
 
 def check_device(op: str, name: str, tensor: Tensor, like: Tensor) -> None:
-    """Tensors of one call are on one device."""
+    """All tensors of a call must be on one device."""
     if tensor.device != like.device:
         raise ValueError(f"{op}: {name} must be on device {like.device}; got device={tensor.device}")

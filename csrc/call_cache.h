@@ -1,10 +1,11 @@
-// What the bindings remember of calls that come again: a table from a call's function, array and arguments to what the
-// frameworks made of them. Looking up a tensor costs no Python object where its framework has DLPack's exchange.
+// The cache of prepared calls: from a function, the type and layout of its array and its arguments to what a framework
+// prepared for them. Looking up a tensor creates no Python object where its framework supports DLPack's C exchange.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <unordered_map>
 
@@ -14,7 +15,7 @@ namespace {
 namespace nb = nanobind;
 using std::int64_t;
 
-// What DLPack's exchange of tensors (version 1) tells of one, without a Python object made.
+// A tensor as DLPack's C exchange (version 1) describes it.
 struct Tensor {
   void* data;
   std::int32_t device, device_id, ndim;
@@ -24,7 +25,7 @@ struct Tensor {
   std::uint64_t byte_offset;
 };
 
-// The one framework that has been met with such an exchange, and the types it may be asked about.
+// The exchange of the one framework that supports it, and the base class of its tensors.
 struct Exchange {
   int (*read)(void*, Tensor*) = nullptr;
   PyTypeObject* type = nullptr;
@@ -49,39 +50,45 @@ bool set_exchange(nb::handle type, nb::handle capsule) {
   return true;
 }
 
-// Values by the function, dtype, layout and arguments of a call. Arguments are told apart by type and value: 2, 2.0
-// and True are three, (2, 2) and [2, 2] one.
-class Memo {
+// Arguments are compared by type and value: 2, 2.0 and True are three keys, (2, 2) and [2, 2] one. The GIL protects it.
+class CallCache {
 public:
-  // The value; None where there is none yet, False where the call cannot be remembered.
-  nb::object get(nb::handle fn, nb::handle x, nb::handle window) const {
-    const Key key(fn, x, window);
+  // The value; None where there is none yet, False where the call cannot be cached.
+  nb::object get(nb::handle function, nb::handle x, nb::handle arguments, nb::handle indices) const {
+    const Key key(function, x, arguments, indices);
     if (!key.valid()) return nb::bool_(false);
     const auto at = values_.find(key);
     return at == values_.end() ? nb::none() : at->second.value;
   }
 
-  void put(nb::object fn, nb::handle x, nb::handle window, nb::object value) {
-    const Key key(fn, x, window);
+  void put(nb::object function, nb::handle x, nb::handle arguments, nb::handle indices, nb::object value) {
+    const Key key(function, x, arguments, indices);
     if (!key.valid()) return;
-    Values old;  // gone only when the table is whole again: its objects may run code
+    Values old;  // destroyed after the table is consistent again: destructors may run Python code
     if (values_.size() >= limit) old.swap(values_);
-    values_.insert_or_assign(key, Entry{std::move(fn), x.attr("dtype"), std::move(value)});
+    nb::object type = nb::borrow(x.type());
+    values_.insert_or_assign(key,
+                             Entry{std::move(function), std::move(type), x.attr("dtype"), std::move(value)});
   }
 
-private:
+  size_t size() const { return values_.size(); }
+  void clear() { Values().swap(values_); }
+
   static constexpr size_t limit = 1024;
 
-  // Functions and dtypes are what they are: their addresses, which the entry keeps from being used again.
+private:
+  // Functions, types and dtypes are compared by address; the entry keeps them alive so that no address is reused.
   class Key {
   public:
-    Key(nb::handle fn, nb::handle x, nb::handle window) {
-      add(reinterpret_cast<std::uintptr_t>(fn.ptr()));
+    Key(nb::handle function, nb::handle x, nb::handle arguments, nb::handle indices) {
+      add(reinterpret_cast<std::uintptr_t>(function.ptr()));
+      add(reinterpret_cast<std::uintptr_t>(Py_TYPE(x.ptr())));
       if (exchange.reads(x.ptr()))
         tensor(x.ptr());
       else
         array(x);
-      sequence(window.ptr());
+      sequence(arguments.ptr());
+      item(indices.ptr());
     }
     bool valid() const { return n_ <= most; }
     bool operator==(const Key& other) const {
@@ -94,7 +101,7 @@ private:
     }
 
   private:
-    static constexpr int most = 48;
+    static constexpr int most = 64;
 
     void add(std::uint64_t word) {
       if (n_ < most)
@@ -104,10 +111,10 @@ private:
     }
     void refuse() { n_ = most + 1; }
     void tensor(PyObject* x) {
-      constexpr std::int32_t cpu = 1;
       Tensor t;
-      if (exchange.read(x, &t)) return PyErr_Clear(), refuse();  // sparse and the like
-      if (t.device != cpu || (t.ndim && !t.strides)) return refuse();
+      if (exchange.read(x, &t)) return PyErr_Clear(), refuse();  // a sparse tensor, for one
+      if (t.ndim && !t.strides) return refuse();
+      add(std::uint64_t(std::uint32_t(t.device)) << 32 | std::uint32_t(t.device_id));
       add(std::uint64_t(t.code) << 32 | std::uint64_t(t.bits) << 16 | t.lanes);
       add(std::uint64_t(t.ndim));
       for (int a = 0; a < t.ndim; ++a) add(std::uint64_t(t.shape[a])), add(std::uint64_t(t.strides[a]));
@@ -117,11 +124,16 @@ private:
       static PyObject* const dtype = PyUnicode_InternFromString("dtype");
       static PyObject* const shape = PyUnicode_InternFromString("shape");
       static PyObject* const strides = PyUnicode_InternFromString("strides");
+      static PyObject* const device = PyUnicode_InternFromString("device");
       const nb::object type = get(dtype), sizes = get(shape);
       nb::object steps = type && sizes ? get(strides) : nb::object();
-      if (type && sizes && !steps) {  // PyTorch's is a method
+      if (type && sizes && !steps) {  // a tensor of a PyTorch without the exchange
         PyErr_Clear();
         steps = nb::steal(PyObject_CallMethod(x.ptr(), "stride", nullptr));
+        const nb::object place = steps ? get(device) : nb::object();
+        const Py_hash_t hash = place ? PyObject_Hash(place.ptr()) : -1;
+        if (hash == -1) return PyErr_Clear(), refuse();
+        add(std::uint64_t(hash));
       }
       if (!steps) return PyErr_Clear(), refuse();
       add(reinterpret_cast<std::uintptr_t>(type.ptr()));
@@ -142,6 +154,9 @@ private:
         add(std::uint64_t(value) << 2 | 1);
       } else if (item == Py_None || item == Py_True || item == Py_False) {
         add(item == Py_None ? 0 : item == Py_True ? 2 : 6);
+      } else if (PyFloat_CheckExact(item)) {
+        add(10);
+        add(std::bit_cast<std::uint64_t>(PyFloat_AS_DOUBLE(item)));
       } else if (PyTuple_CheckExact(item) || PyList_CheckExact(item)) {
         sequence(item);
       } else {
@@ -156,7 +171,7 @@ private:
     size_t operator()(const Key& key) const { return key.hash(); }
   };
   struct Entry {
-    nb::object fn, dtype, value;
+    nb::object function, type, dtype, value;
   };
   using Values = std::unordered_map<Key, Entry, Hash>;
   Values values_;

@@ -1,0 +1,77 @@
+"""The one cache of prepared calls, shared by all frameworks.
+
+A key is a function, the type, dtype, layout and device of its array, its arguments (by type and value: 2, 2.0
+and True differ) and whether indices are asked for. The compiled core has the fast implementation; the class
+here replaces it where the core is missing, which CUDA tensors do not need. Both are bounded and safe under
+threads.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any
+
+from ndpool._call import Function
+from ndpool._native import BUILT, core
+
+
+class CallCache:
+    """The cache in Python; see `csrc/call_cache.h` for its twin."""
+
+    limit = 1024
+
+    def __init__(self) -> None:
+        self._values: dict[Any, Any] = {}
+        self._lock = Lock()  # writers only: a lookup is one operation of a dict
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._values = {}
+
+    def get(self, function: Function, x: Any, arguments: Any, indices: bool) -> Any:
+        """The value; None where there is none yet, False where the call cannot be cached."""
+        key = _key(function, x, arguments, indices)
+        return False if key is None else self._values.get(key)
+
+    def put(self, function: Function, x: Any, arguments: Any, indices: bool, value: Any) -> None:
+        """Keep a value; the cache starts again when it is full."""
+        key = _key(function, x, arguments, indices)
+        if key is None:
+            return
+        with self._lock:
+            if len(self._values) >= self.limit:
+                self._values = {}
+            self._values[key] = value
+
+
+_FIXED = {int, bool, float, type(None)}  # types whose values never change
+
+
+def _key(function: Function, x: Any, arguments: Any, indices: bool) -> tuple[Any, ...] | None:
+    kinds: Any = tuple(map(type, arguments))
+    if not _FIXED.issuperset(kinds):
+        typed = _typed(arguments)
+        if typed is None:
+            return None
+        arguments, kinds = typed
+    layout = (x.shape, x.stride(), x.dtype, x.device, type(x))
+    return (function.name, function.reduction.name, layout, arguments, kinds, indices)
+
+
+def _typed(values: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """Arguments and their types, lists as tuples; None if one is of a type whose values may change."""
+    pairs: list[Any] = []
+    for value in values:
+        kind = type(value)
+        pair = (value, kind) if kind in _FIXED else _typed(value) if kind is tuple or kind is list else None
+        if pair is None:
+            return None
+        pairs.append(pair)
+    return tuple(value for value, _ in pairs), tuple(kind for _, kind in pairs)
+
+
+cache: Any = core.CallCache() if BUILT else CallCache()
+recall, remember = cache.get, cache.put

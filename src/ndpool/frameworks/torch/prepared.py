@@ -1,0 +1,367 @@
+"""Prepared calls: everything that function, arguments, dtype and layout decide, worked out once.
+
+`prepare` gives a function of a tensor, kept in the cache of `ndpool._cache`; a small call then costs about as
+much as PyTorch's own. It differentiates in reverse mode, by the functions of `autograd`. Any other call takes
+the way of `run` in this folder's `__init__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, is_grad_enabled
+from torch.autograd import Function
+from torch.autograd.graph import increment_version
+
+from ndpool import _record
+from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, Call
+from ndpool._native import core, core_plan
+from ndpool._policy import DTYPES, FIRST_FLOAT, arithmetic
+from ndpool.frameworks.torch import cpu, kernels
+from ndpool.frameworks.torch.autograd import (
+    direct,
+    link_to,
+    linked,
+    max_backward,
+    sum_backward,
+    undifferentiated,
+)
+from ndpool.frameworks.torch.tensors import (
+    CODES,
+    EXTRA_DTYPES,
+    FAILURES,
+    FORMATS,
+    PLAIN_TYPES,
+    channels_last,
+    check_memory,
+    empty,
+    extent,
+    renamed,
+    writable,
+)
+
+_SMALL = 1024  # elements of a result that is allocated like a kept tensor, and of offsets kept in a bytearray
+_MAX_WINDOWS = 4096  # along an axis: the cache keeps no large tables
+
+
+def prepare(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
+    """The call for tensors like `x`, or None where it cannot be prepared."""
+    call = call._replace(dtype=x.dtype)
+    code = CODES.get(x.dtype)
+    if code is None or type(x) not in PLAIN_TYPES or x.layout is not torch.strided or kernels.triton_only:
+        return None
+    how = arithmetic(call.function, call.reduction, DTYPES[code], None, call.divisor, call.norm)
+    if how != (call.reduction, DTYPES[code], False, 0) or not x.numel() or not prod(call.plan.out):
+        return None
+    if max(call.plan.out) > _MAX_WINDOWS:
+        return None
+    try:
+        with torch.inference_mode(False):
+            if x.is_cpu:
+                return _prepare_cpu(call, x, code)
+            return _prepare_cuda(call, x) if x.is_cuda else None
+    except FAILURES as error:
+        raise renamed(call.function, error) from None
+
+
+def _new(x: Tensor, shape: Any, dtype: torch.dtype, last: bool, n_axes: int) -> tuple[Any, tuple[int, ...]]:
+    """The fastest way to allocate a tensor of this layout, and its strides."""
+    if x.is_cuda:
+        like = torch.empty(1, dtype=dtype, device=x.device).expand(shape)
+        if not last:
+            return partial(torch.empty_like, like), ()
+        if len(shape) in FORMATS and n_axes == len(shape) - 2:
+            return partial(torch.empty_like, like, memory_format=FORMATS[len(shape)]), ()
+        return partial(empty, x, shape, dtype, last, n_axes), ()
+    small = prod(shape) <= _SMALL
+    like = empty(torch.empty(0, device="cpu" if small else "meta"), shape, dtype, last, n_axes)
+    if small:
+        return partial(torch.empty_like, like), like.stride()
+    return partial(torch.empty_strided, like.shape, like.stride(), dtype=dtype, device="cpu"), like.stride()
+
+
+class Training(NamedTuple):
+    """What a prepared forward and backward pass on the CPU need."""
+
+    call: Call
+    last: bool
+    new: Any  # allocates the result
+    new_offsets: Any
+    new_grad: Any
+    outs: tuple[int, ...]
+    stride: tuple[int, ...]  # of the result
+    forward: Any  # the core's calls
+    backward: Any
+    n_offsets: int  # in a bytearray; 0: they need a tensor, or there are none
+    has_offsets: bool
+    keeps_input: bool  # small enough to be saved for second derivatives
+    extent: int
+    itemsize: int
+
+
+def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], Any] | None:
+    fn, axes, plan, has_index = call.function, call.axes, call.plan, call.reduction.has_index
+    last, n_axes = channels_last(x, axes), len(axes)
+    outs = list(x.shape)
+    for a, out in zip(axes, plan.out, strict=True):
+        outs[a] = out
+    shape = tuple(outs)
+    new, stride = _new(x, shape, x.dtype, last, n_axes)
+    source, target = (0, x.shape, x.stride()), (0, shape, stride)
+
+    def core_call(kind: int, x: Any, y: Any, backward: bool = False) -> Any:
+        how = (code, axes, kind, call.reduction.divides, backward, call.divisor, call.norm)
+        return core.Call(core_plan(plan), call.reduction.op, x, y, *how).run
+
+    try:
+        run = core_call(call.extra, source, target)
+    except ValueError:  # `run` raises it again, in the name of the function
+        return None
+    bytes_needed, itemsize, dtype = extent(x), x.itemsize, x.dtype
+    training = None
+    differentiable = code >= FIRST_FLOAT and call.extra == NO_EXTRA and not call.reduction.norm
+    if differentiable and (plan.taps <= 256 or not has_index):
+        new_grad, grad_stride = _new(x, x.shape, x.dtype, last, n_axes)
+        small = prod(shape) <= _SMALL and not last
+        kind = OFFSET8 if has_index else NO_EXTRA
+        training = Training(
+            call=call,
+            last=last,
+            new=new,
+            new_offsets=_new(x, shape, torch.uint8, last, n_axes)[0],
+            new_grad=new_grad,
+            outs=shape,
+            stride=stride,
+            forward=core_call(kind, source, target) if has_index else run,
+            backward=core_call(kind, target, (0, x.shape, grad_stride), True),
+            n_offsets=prod(shape) if has_index and small else 0,
+            has_offsets=has_index,
+            keeps_input=x.numel() <= 4 * _SMALL and (small or not has_index),
+            extent=bytes_needed,
+            itemsize=itemsize,
+        )
+
+    def prepared(x: Tensor, out: Any) -> Any:
+        try:
+            if x.requires_grad and is_grad_enabled():
+                if training is None or out is not None:
+                    return None
+                link = None if x.is_leaf or training.keeps_input else link_to(x)
+                return _train_cpu(x, training, link)
+            if x.untyped_storage().nbytes() < bytes_needed + x.storage_offset() * itemsize:
+                check_memory(x)
+            if out is None:
+                y = new()
+                return y if run(x, y, None) else None
+            if not writable(out, x) or out.dtype is not dtype or not run(x, out, None):
+                return None
+            if not out.is_inference():
+                increment_version(out)
+            return out
+        except FAILURES as error:
+            raise renamed(fn, error) from None
+
+    if call.extra == NO_EXTRA:
+        return prepared
+    new_extra, _ = _new(x, shape, EXTRA_DTYPES[call.extra], last, n_axes)
+
+    def prepared_with_indices(x: Tensor, out: Any) -> Any:
+        if out is not None or (x.requires_grad and is_grad_enabled()):
+            return None
+        try:
+            check_memory(x)
+            y, extra = new(), new_extra()
+            return (y, extra) if run(x, y, extra) else None
+        except FAILURES as error:
+            raise renamed(fn, error) from None
+
+    return prepared_with_indices
+
+
+class TrainCpu(Function):
+    """A prepared call with its backward pass, in reverse mode alone. Few offsets need no tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, t: Training, link: Any) -> Any:
+        if x.untyped_storage().nbytes() < t.extent + x.storage_offset() * t.itemsize:
+            check_memory(x)
+        y: Tensor = t.new()
+        packed = offsets = None
+        if not t.has_offsets:
+            done = t.forward(x, y, None)
+        elif t.n_offsets:
+            packed = bytearray(t.n_offsets)
+            done = t.forward(x, y, packed)
+        else:
+            offsets = t.new_offsets()
+            done = t.forward(x, y, offsets)
+        if not done:  # misaligned memory, or an implicit zero
+            packed = None
+            found = cpu.pool(t.call._replace(extra=OFFSET8 if t.has_offsets else NO_EXTRA), x, t.last)
+            y, offsets = found if t.has_offsets else (found, None)
+        # The graph keeps a leaf anyway, and keeping a small input costs less than a link to it.
+        kept = t.keeps_input and not x.is_leaf
+        if offsets is not None:
+            ctx.save_for_backward(*((offsets, x) if kept else (offsets,)))
+        elif kept:
+            ctx.save_for_backward(x)
+        ctx.kept = t, packed, link
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        t, packed, link = ctx.kept
+        offsets = packed if packed is not None or not t.has_offsets else ctx.saved_tensors[0]
+        if grad.stride() == t.stride and undifferentiated(grad):
+            check_memory(grad)
+            result = t.new_grad()
+            if t.backward(grad, result, offsets):
+                return result, None, None
+        if link is None and is_grad_enabled():
+            link = _late_link(ctx)
+        if not t.has_offsets:
+            return linked(sum_backward(grad, t.call, t.last), link), None, None
+        if packed is not None:
+            offsets = torch.frombuffer(packed, dtype=torch.uint8).view(t.outs)
+        return linked(max_backward(grad, offsets, t.call, t.last), link), None, None
+
+
+def _late_link(ctx: Any) -> Any:
+    """A link to an input that is a leaf, or was saved because it is small."""
+    node = ctx.next_functions[0][0]
+    return link_to(node.variable if hasattr(node, "variable") else ctx.saved_tensors[-1])
+
+
+_train_cpu = direct(TrainCpu)
+
+
+class Launches(NamedTuple):
+    """What makes the results of a CUDA call, what writes them, and what the backward pass needs."""
+
+    call: Call
+    last: bool
+    new: Any
+    new_extra: Any
+    run: Any
+
+
+def _launches(call: Call, x: Tensor, last: bool) -> Launches | None:
+    """The kernels of a call that only follow one another; None elsewhere."""
+    known = (x.is_floating_point() or call.reduction.has_index) and x.dtype is not torch.bool
+    if not known or call.reduction.norm or call.divisor or len(call.axes) > kernels.MAX_CUDA_AXES:
+        return None
+    found = kernels.cuda().launches(call, x, last, x.device)
+    if found is None:
+        return None
+    n_axes = len(call.axes)
+    *before, (outs, _, run) = found
+    if before:
+        first = [(kernel, _new(x, shape, dtype, last, n_axes)[0]) for shape, dtype, kernel in before]
+        run = _chain(first, run)
+    new_extra = _new(x, outs, EXTRA_DTYPES.get(call.extra, x.dtype), last, n_axes)[0]
+    return Launches(call, last, _new(x, outs, x.dtype, last, n_axes)[0], new_extra, run)
+
+
+def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
+    fn, last = call.function, channels_last(x, call.axes)
+    forward = _launches(call, x, last)
+    if forward is None:
+        return None
+    training: Any = None  # made with the first training step
+
+    def make_training(x: Tensor) -> Any:
+        if not x.is_floating_point() or call.extra != NO_EXTRA:
+            return False
+        if not call.reduction.has_index:
+            return forward
+        return call.plan.taps <= 256 and (_launches(call._replace(extra=OFFSET8), x, last) or False)
+
+    current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+    new, new_extra, run, indices = forward.new, forward.new_extra, forward.run, call.extra == INDEX64
+
+    def prepared(x: Tensor, out: Any) -> Any:
+        nonlocal training
+        address = x.data_ptr()
+        if out is not None or not address or address % 16 or x.get_device() != current_device():
+            return None
+        try:
+            if x.requires_grad and is_grad_enabled():
+                if training is None:
+                    training = make_training(x)
+                return _train_cuda(x, training) if training else None
+            y = new()
+            extra = new_extra() if indices else y
+            run(x, y, extra)
+            return (y, extra) if indices else y
+        except FAILURES as error:
+            raise renamed(fn, error) from None
+
+    return prepared
+
+
+# PyTorch's allocator: bytes and a stream -> an address. Missing from PyTorch without CUDA.
+_allocate: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
+_free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
+
+
+def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callable[..., None]:
+    """Kernels in sequence, each reading what the one before it wrote.
+
+    Two kernels share raw memory of the allocator, which may be freed while they still wait: the allocator
+    gives it only to later kernels of the same stream.
+    """
+    from ndpool._triton.launch import Prepared, current_stream
+
+    first, new = before[0]
+    two = len(before) == 1 and isinstance(first, Prepared) and isinstance(last, Prepared)
+    size, ready = new().nbytes, False
+
+    def run(x: Tensor, y: Tensor, extra: Tensor) -> None:
+        nonlocal ready
+        if not ready or _record.recording:
+            for kernel, make in before:
+                between = make()
+                kernel(x, between, between)
+                x = between
+            last(x, y, extra)
+            ready = two and first.ready and last.ready
+            return
+        stream = current_stream(x.get_device())
+        address = _allocate(size, stream)
+        try:
+            first.start(stream, x.data_ptr(), address, address)
+            last.start(stream, address, y.data_ptr(), extra.data_ptr())
+        finally:
+            _free(address)
+
+    return run
+
+
+class TrainCuda(Function):
+    """A prepared CUDA call with its backward pass, in reverse mode alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, launches: Launches) -> Tensor:
+        y = launches.new()
+        ctx.launches = launches
+        if launches.call.reduction.has_index:
+            offsets = launches.new_extra()
+            launches.run(x, y, offsets)
+            ctx.save_for_backward(offsets)
+        else:
+            launches.run(x, y, y)
+        return y  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        call, last, *_ = ctx.launches
+        if call.reduction.has_index:
+            return max_backward(grad, *ctx.saved_tensors, call, last), None
+        return sum_backward(grad, call, last), None
+
+
+_train_cuda = direct(TrainCuda)
