@@ -184,14 +184,10 @@ def kernels_of_sizes(
 
 
 def count(n: int, most: int) -> int:
-    """Print how many kernels n sizes need; return how many rows exceed `most`.
-
-    Adaptive forward kernels for contiguous rows are left out: they are compiled for the rows of a window.
-    """
+    """Print how many kernels n sizes need; return how many rows exceed `most`."""
     failures = 0
-    for (name, (reduce, out)), layout in product(SIZED.items(), ("contiguous", "channels_last")):
+    for (name, (reduce, _)), layout in product(SIZED.items(), ("contiguous", "channels_last")):
         parts = PARTS if reduce == "max" else ("values", "backward")
-        parts = parts if out == 1 or layout == "channels_last" else ("backward",)
         for dtype, aligned in product((torch.float32, torch.bfloat16), (True, False)):
             cells = {}
             for part in parts:

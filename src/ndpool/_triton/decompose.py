@@ -13,6 +13,7 @@ import numpy as np
 
 from ndpool._triton.forward import folds_rows
 from ndpool._triton.launch import three_axes
+from ndpool._triton.planes import plane_pieces
 from ndpool.geometry import AxisPlan, Plan
 
 PROGRAMS = 2048  # programs that fill a large device
@@ -53,6 +54,8 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
     n = min(256, first.kernel // 8, plan.taps // PIECE, -(-PROGRAMS // max(programs, 1)))
     if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not folds_rows(three):
         return None
+    if len(plan.axes) == 1 and plane_pieces(first.size, n_planes) > 1:
+        return None  # the kernel for planes cuts them itself
     if len(plan.axes) == 1:
         n = next(number for number in (16, 64, 256) if n <= number)  # so that few kernels merge the pieces
     starts, counts = first.windows()

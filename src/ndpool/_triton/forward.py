@@ -7,23 +7,17 @@ planes to `planes`. Called by the CUDA part of the PyTorch framework, which cach
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from math import prod
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from ndpool._call import INDEX64
-from ndpool._triton.kernels.row_forward import row_forward_kernel
 from ndpool._triton.kernels.segment_forward import segment_forward_kernel
-from ndpool._triton.kernels.tile_forward import tile_forward_kernel
 from ndpool._triton.kernels.window_forward import window_forward_kernel
 from ndpool._triton.launch import (
     SQUARES,
-    SUM,
     THREADS,
     Launch,
     axis_numbers,
@@ -37,20 +31,19 @@ from ndpool._triton.launch import (
     layout_numbers,
     magic,
     merged,
-    optional,
     packed,
     tables,
     three_axes,
     whole_planes,
 )
-from ndpool._triton.memory import LIMIT, Layout, channel_vector, layout_of, next_power, widest
+from ndpool._triton.memory import Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
 from ndpool._triton.strip import SATURATED, strip
 from ndpool.geometry import AxisPlan, Plan
 
-# Taps of a window from which whole rows are read: with vector loads, and always.
+# Taps of a regular window from which segments are faster than strips, and taps from which windows are cut.
 VECTOR_TAPS, MANY_TAPS = 65, 256
-TILE = 512  # elements of a row of windows that a program reads at a time
+FEW_LANES = 2**16  # too few to fill a large device
 
 
 def forward(
@@ -88,13 +81,15 @@ def forward(
         found = strip(three, layout, size, by, common | {"DIVIDE": divide}) if is_dense(three) else None
         return found or _windows(three, layout, size, by, common | {"DIVIDE": divide}, device)
     if whole_planes(three, layout):
-        return plane_forward(three, layout, size, by, common | {"DIVIDE": divide})
+        return plane_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
     rows = rows_of_channels(three, layout)
     # With very many channels and small planes the strip kernel is faster.
     if rows and (rows > 64 or prod(layout.sizes) // widest(size) < 2**16):
-        return channels_forward(layout, rows, size, by, common | {"DIVIDE": divide}, dtype)
+        return channels_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
+    if not rows and _few_lanes(three, layout, size):
+        return channels_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
     if folds_rows(three, VECTOR_TAPS):
-        found = _rows(three, layout, size, by, common | {"DIVIDE": divide}, device)
+        found = _segments(three, layout, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
     if is_dense(three):
@@ -108,10 +103,17 @@ def forward(
             return found
     if unpadded(three):
         found = _segments(three, layout, size, by, common | {"DIVIDE": divide}, device)
-        found = found or _tiles(three, layout, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
     return _windows(three, layout, size, by, common | {"DIVIDE": divide}, device)
+
+
+def _few_lanes(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
+    """Whether channels-last windows are so few and large that one lane each would not fill the device."""
+    if not layout.channels or layout.input_strides[0] != 1 or not unpadded(axes):
+        return False
+    lanes = prod(layout.sizes) // channel_vector(layout, itemsize) * prod(a.out for a in axes)
+    return lanes < FEW_LANES and prod(a.kernel for a in axes) >= 64
 
 
 def split_rows(
@@ -155,33 +157,40 @@ def _segments(
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch | None:
+    """Windows along contiguous rows. Only the length class of a segment chooses the kernel."""
     d, h, last = axes
-    plane, planes = prod(a.size for a in axes), layout.sizes[1] * layout.sizes[2]
-    # Short vectors waste less at the ends of a segment.
-    unit = min(4 if common["OP"] == SUM and itemsize > 2 else 2, widest(itemsize, plane * planes))
-    if not packed(axes, layout) or unit == 1 or not 4 <= last.kernel <= 32:
+    if layout.channels or layout.input_strides[5] != 1:
         return None
-    n_lanes, least = planes * last.out, int(last.windows()[1].min())
-    lanes = lanes_for(n_lanes, THREADS)
-    numbers: list[Any] = [
-        n_lanes,
-        *map(magic, (last.out, h.out, d.out)),
-        plane,
-        layout.output_strides[1],
-        *layout.output_strides[3:],
-    ]
-    numbers += [h.size, last.size, d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
+    n_planes = layout.sizes[1] * layout.sizes[2]
+    n_windows, least = n_planes * last.out, int(last.windows()[1].min())
+    # Full vectors are loaded: the last one must not reach past the input.
+    single = d.size == h.size == 1
+    unit = max(1, (8 if single else 4) // itemsize)
+    if not packed(axes, layout) or prod(a.size for a in axes) * n_planes % unit:
+        unit = 1
+    most = 8 if single or itemsize < 4 else 4
+    length = last.kernel + unit - 1
+    vectors = min(most, next_power(-(-length // unit)))
+    lanes = min(32, next_power(-(-length // (unit * vectors))))
+    width, loop = lanes * unit, length > lanes * unit * vectors
+    windows = THREADS // lanes
+    numbers: list[Any] = [n_windows, layout.sizes[1], *map(magic, (last.out, layout.sizes[1], h.out, d.out))]
+    numbers += [*layout.input_strides[1:5], *layout.output_strides[1:], h.size, last.size]
+    numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
+    full = max(0, vectors // 2 - 1)
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "IDENTITY", "COMPUTE", "INT64")} | {
+        "LEADS": max(1, layout.leads),
         "UNIT": unit,
-        "VECTORS": -(-(last.kernel + unit - 1) // unit),
-        "FULL": least // unit,
-        "REACHED": -(-least // unit),
-        "UNROLL": 1 if common["KIND"] else 2,
-        "LANES": lanes,
-        "num_warps": lanes // 32,
+        "WIDTH": width,
+        "VECTORS": vectors,
+        "FULL": full if not loop and least // width >= full else 0,
+        "ROWS": 1 if loop or single else max(1, 4 // vectors),
+        "LOOP": loop,
+        "WINDOWS": windows,
+        "num_warps": THREADS // 32,
     }
     given = [t for a in axes for t in tables(a, device)]
-    grid = -(-n_lanes // lanes) * d.out * h.out
+    grid = d.out * h.out * -(-n_windows // windows)
     return launcher(segment_forward_kernel, grid, numbers, constants, given, itemsize < 16)
 
 
@@ -206,117 +215,6 @@ def folds_rows(axes: tuple[AxisPlan, ...], least: int = MANY_TAPS) -> bool:
     """Whether windows have very many taps, overlap little and have no padding."""
     shared = prod(max(1, a.kernel * a.out // a.size) for a in axes)
     return shared == 1 and prod(a.kernel for a in axes) >= least and unpadded(axes)
-
-
-def _rows(
-    axes: tuple[AxisPlan, ...],
-    layout: Layout,
-    itemsize: int,
-    by: int,
-    common: dict[str, Any],
-    device: torch.device,
-) -> Launch | None:
-    d, h, last = axes
-    short = last.size <= 256
-    if layout.channels or layout.input_strides[5] != 1 or last.size > 4096 or (last.out > 8 and not short):
-        return None
-    n_planes = layout.sizes[1] * layout.sizes[2]
-    unit, width = widest(itemsize, last.size, *layout.input_strides[1:5]), max(32, next_power(last.size))
-    few = prod(a.kernel for a in axes) < MANY_TAPS
-    if few and (not short or unit * itemsize < (4 if common["OP"] == SUM else 16 if common["KIND"] else 8)):
-        return None
-    outs, taps = next_power(last.out), next_power(last.kernel)
-    most = 2**11 if common["OP"] == 2 else 2**10
-    # Rows are split into windows within a warp, if four rows of as many planes fit into one.
-    planes = 4 if few else max(4, most // max(width, outs * taps)) if short else 1
-    while planes > 4 and d.out * h.out * n_planes < planes * 1056:
-        planes //= 2
-    x_strides = [s // unit for s in layout.input_strides[1:5]]
-    numbers: list[Any] = [layout.sizes[1], *map(magic, (layout.sizes[1], h.out, d.out)), n_planes]
-    numbers += [*x_strides, *layout.output_strides[1:], h.size, last.size]
-    numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
-    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "IDENTITY", "COMPUTE", "INT64")} | {
-        "UNIT": unit,
-        "PLANES": planes,
-        "ROWS": h.kernel if h.kernel < 13 else -(-h.kernel // -(-h.kernel // 10)),
-        "WIDTH": width,
-        "OUTS": outs,
-        "TAPS": taps,
-        "GATHERED": short,
-        "num_warps": 2 if few and unit * itemsize < 16 else 4,
-    }
-    # Adjacent windows need no tables.
-    plain = [d.size == 1, *(a.regular and a.stride == a.kernel for a in (h, last))]
-    if short and h.size > 1 and not all(plain[1:]):
-        plain[1:] = False, False  # one kernel, whichever axis needs tables
-    given = [t for a, p in zip(axes, plain, strict=True) for t in optional(not p, *tables(a, device))]
-    grid = d.out * h.out * -(-n_planes // planes)
-    return launcher(row_forward_kernel, grid, numbers, constants, given, itemsize < 16)
-
-
-@lru_cache(128)
-def formula(axis: AxisPlan) -> tuple[int, int, int, int] | None:
-    """Four numbers that give all windows of an axis, or None if it needs tables.
-
-    Window o is [(o*scale + lead) // by, (o*scale + tail) // by), for regular and for adaptive windows.
-    """
-    if axis.size * (axis.out + 1) + axis.out > LIMIT:
-        return None
-    if axis.starts is None or axis.counts is None:
-        return axis.stride, axis.origin, axis.origin + axis.kernel, 1
-    # Adaptive windows round their end up, pieces of a window round it down.
-    for tail in (axis.size + axis.out - 1, axis.size):
-        edges = np.arange(axis.out) * axis.size
-        firsts, ends = edges // axis.out, (edges + tail) // axis.out
-        if np.array_equal(axis.starts, firsts) and np.array_equal(axis.starts + axis.counts, ends):
-            return axis.size, 0, tail, axis.out
-    return None
-
-
-def _tiles(
-    axes: tuple[AxisPlan, ...],
-    layout: Layout,
-    itemsize: int,
-    by: int,
-    common: dict[str, Any],
-    device: torch.device,
-) -> Launch | None:
-    """Long windows along contiguous rows of any length."""
-    d, h, last = axes
-    if layout.channels or layout.input_strides[5] != 1 or last.kernel <= 32:
-        return None
-    n_planes = layout.sizes[1] * layout.sizes[2]
-    # Full vectors are loaded: the last one must not reach past the input.
-    unit = min(4, max(1, 8 // itemsize))
-    if not packed(axes, layout) or prod(a.size for a in axes) * n_planes % unit:
-        unit = 1
-    width = 64 if last.kernel + unit - 1 <= 256 else TILE
-    windows = TILE // width
-    n_lanes = n_planes * last.out
-    numbers: list[Any] = [n_lanes, layout.sizes[1], *map(magic, (last.out, layout.sizes[1], h.out, d.out))]
-    numbers += [
-        *layout.input_strides[1:5],
-        *layout.output_strides[1:],
-        h.size,
-        last.size,
-        h.kernel,
-        last.kernel,
-    ]
-    given: list[Tensor | None] = []
-    for a in axes:
-        numbers += [a.out, *(formula(a) or (0, 0, 0, 1))]
-        given += optional(formula(a) is None, *tables(a, device))
-    constants = {
-        key: common[key] for key in ("OP", "KIND", "DIVIDE", "IDENTITY", "COMPUTE", "INT64", "LEADS")
-    } | {
-        "UNIT": unit,
-        "WINDOWS": windows,
-        "WIDTH": width,
-        "ROWS": 4,
-        "num_warps": THREADS // 32,
-    }
-    grid = d.out * h.out * -(-n_lanes // windows)
-    return launcher(tile_forward_kernel, grid, [*numbers, by, 1 / by], constants, given, itemsize < 16)
 
 
 def _windows(

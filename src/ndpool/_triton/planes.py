@@ -1,6 +1,6 @@
-"""Windows that are whole planes, contiguous or channels-last.
+"""Whole-plane windows, contiguous or channels-last, and large windows in channels-last arrays.
 
-Plans are merged to one axis before they come here. Called by `forward` and `backward`.
+Plans of whole planes are merged to one axis before they come here. Called by `forward` and `backward`.
 """
 
 from __future__ import annotations
@@ -9,35 +9,92 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from ndpool._call import NO_EXTRA, OFFSET32
+from ndpool._plan import AxisPlan, Plan, irregular
 from ndpool._triton.kernels.channels_last import channels_last_backward_kernel, channels_last_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
 from ndpool._triton.launch import (
     SUM,
     THREADS,
     Launch,
+    all_of,
     launcher,
     launches_dependents,
     magic,
     merged,
+    optional,
+    tables,
     three_axes,
 )
 from ndpool._triton.memory import LIMIT, Layout, layout_of, next_power, widest, widest_or_one
-from ndpool.geometry import AxisPlan, Plan
 
 LARGE = 2**12  # elements of a plane from which the kernel loops
 PROGRAMS = 2112  # programs that fill a large device
-FEW = 64  # rows of channels that are read at once
 ROW = 128  # bytes of a row that a program reads side by side
 
 
 def plane_forward(
-    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, common: dict[str, Any]
+    axes: tuple[AxisPlan, ...],
+    layout: Layout,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
 ) -> Launch:
+    """Reduce contiguous planes in one pass, or in two if there are too few to fill the device."""
     size, n_planes = axes[2].size, layout.sizes[1] * layout.sizes[2]
+    n = plane_pieces(size, n_planes)
+    if n < 2 or layout.leads > 1 or itemsize > 8 or common["COMPUTE"] not in (tl.float32, tl.float64):
+        return _plane_pass(size, layout, itemsize, by, common)
+    between = torch.float64 if common["COMPUTE"] == tl.float64 else torch.float32
+    half, kind = n_planes * n, common["KIND"]
+    pieces = layout._replace(
+        leads=2,
+        sizes=(1, n, n_planes),
+        input_strides=(0, size // n, layout.input_strides[1], 0, 0, 1),
+        output_strides=(0, n_planes, 1, 0, 0, 1),
+    )
+    first = common | {"KIND": OFFSET32 if kind else NO_EXTRA, "DIVIDE": 0}
+    cut = _plane_pass(size // n, pieces, itemsize, 1, first, pieces=True)
+    whole = layout._replace(
+        leads=0,
+        sizes=(n_planes, 1, 1),
+        input_strides=(1, 0, 0, 0, 0, n_planes),
+        output_strides=(layout.output_strides[1], 0, 0, 0, 0, 0),
+    )
+    last = all_of(n).axes[0]
+    put = _channel_pass((*axes[:2], last), whole, between.itemsize, by, common, device, 2, half)
+
+    def launch(x: Tensor, y: Tensor, extra: Tensor) -> None:
+        parts = x.new_empty(2 * half if kind else half, dtype=between)
+        offsets = parts[half:].view(torch.int64 if between is torch.float64 else torch.int32)
+        cut(x, parts, offsets)
+        put(parts, y, extra)
+
+    return launch
+
+
+def plane_pieces(size: int, n_planes: int) -> int:
+    """Into how many equal, aligned pieces planes are cut if they are too few to fill the device, else 1."""
+    if 2 * n_planes > PROGRAMS:
+        return 1
+    most = min(1024, size // LARGE)
+    wanted = min(most, -(-PROGRAMS // max(1, n_planes)))
+    for n in (*range(wanted, min(2 * wanted, most) + 1), *range(wanted - 1, wanted // 2, -1)):
+        if n > 1 and size % (8 * n) == 0:
+            return int(n)
+    return 1
+
+
+def _plane_pass(
+    size: int, layout: Layout, itemsize: int, by: int, common: dict[str, Any], pieces: bool = False
+) -> Launch:
+    n_planes = layout.sizes[1] * layout.sizes[2]
     # Contiguous planes are read by full vectors, even where a vector spans two planes.
     dense = layout.leads < 2 and layout.input_strides[1] in (0, size)
     pitches = [size * n_planes] if dense else [size, *layout.input_strides[1:3]]
@@ -73,6 +130,7 @@ def plane_forward(
         "SHIFTED": shifted,
         "PARTS": parts,
         "FULL": min(parts, size // width),
+        "PIECES": pieces,
         "LEADS": max(1, layout.leads),
         "num_warps": threads // 32,
     }
@@ -106,72 +164,90 @@ def channel_blocks(layout: Layout, itemsize: int, row: int = ROW) -> tuple[int, 
     """
     unit = min(8, widest_or_one(itemsize, layout.sizes[0], *layout.input_strides[1:]))
     width = row // min(itemsize, 8)
-    if 4 * layout.sizes[0] <= width:
-        width = max(unit, width // 8)
+    if 2 * layout.sizes[0] <= width:
+        width = max(unit, width // 4)
     height = max(1, min(8, 32 // unit) * THREADS * unit // width)
     return unit, width, height, -(-layout.sizes[0] // width)
 
 
 def channels_forward(
-    layout: Layout, rows: int, itemsize: int, by: int, common: dict[str, Any], dtype: torch.dtype
+    axes: tuple[AxisPlan, ...],
+    layout: Layout,
+    itemsize: int,
+    by: int,
+    common: dict[str, Any],
+    device: torch.device,
 ) -> Launch:
-    """Reduce channels-last planes in one pass, or in two if there are too few programs to fill the device."""
+    """Reduce channels-last windows in one pass, or planes in two if there are too few to fill the device."""
     _, _, height, blocks = channel_blocks(layout, itemsize)
     channels, *leads = layout.sizes
     programs = blocks * leads[0] * leads[1]
+    rows, floating = rows_of_channels(axes, layout), common["COMPUTE"] in (tl.float32, tl.float64)
     n = min(-(-rows // height), -(-PROGRAMS // programs))
-    if n < 2 or 2 * programs > PROGRAMS or not dtype.is_floating_point:
-        return _channel_pass(layout, rows, itemsize, by, common)
+    if n < 2 or 4 * programs > PROGRAMS or not floating:
+        return _channel_pass(axes, layout, itemsize, by, common, device)
     between = torch.float64 if common["COMPUTE"] == tl.float64 else torch.float32
     half, strides = prod(layout.sizes) * n, (1, channels * n, channels * n * leads[0], 0, 0, channels)
-    first, then = common | {"KIND": 0, "DIVIDE": 0}, 1 if common["OP"] == SUM else 2
-    cut = _channel_pass(layout._replace(output_strides=strides), rows, itemsize, 1, first, (1, n, half))
+    cut_axes, merged_axes = (*axes[:2], _cut(rows, n)), (*axes[:2], all_of(n).axes[0])
+    pieces = layout._replace(output_strides=strides)
+    cut = _channel_pass(cut_axes, pieces, itemsize, 1, common | {"DIVIDE": 0}, device, 1, half)
     layout = layout._replace(input_strides=strides)
-    put = _channel_pass(layout, n, between.itemsize if itemsize < 16 else itemsize, by, common, (2, 1, half))
+    itemsize = between.itemsize if itemsize < 16 else itemsize
+    put = _channel_pass(merged_axes, layout, itemsize, by, common, device, 2, half)
+    total = half * (1 if common["OP"] == SUM or not common["KIND"] else 2)
 
     def launch(x: Tensor, y: Tensor, extra: Tensor) -> None:
-        parts = x.new_empty(then * half, dtype=between)
+        parts = x.new_empty(total, dtype=between)
         cut(x, parts, parts)
         put(parts, y, extra)
 
     return launch
 
 
+@lru_cache(1024)
+def _cut(size: int, n: int) -> AxisPlan:
+    """An axis cut into n adjacent windows."""
+    edges = np.arange(n + 1, dtype=np.int64) * size // n
+    return irregular(size, edges[:-1].copy(), np.diff(edges))
+
+
 def _channel_pass(
+    axes: tuple[AxisPlan, ...],
     layout: Layout,
-    rows: int,
     itemsize: int,
     by: int,
     common: dict[str, Any],
-    cut: tuple[int, int, int] = (0, 1, 0),
+    device: torch.device,
+    parts: int = 0,
+    half: int = 0,
 ) -> Launch:
-    """One pass over rows of channels; `cut`: which of two passes (0: the only one), pieces, offsets at."""
+    """One launch; `parts`: 1 writes pieces of windows, 2 merges them, with offsets `half` elements later."""
+    d, h, last = axes
     unit, width, height, blocks = channel_blocks(layout, itemsize)
-    parts, pieces, half = cut
-    each = -(-rows // pieces)
-    once = not parts and rows <= FEW <= height
-    if once or parts == 2:
-        height = min(height, FEW)
+    # Two shapes for all sizes: several rows of narrow windows, or one row of wide ones.
+    narrow = last.kernel <= 16 and height >= 16
+    columns = 16 if narrow else min(height, 64)
     x_strides = [s // unit for s in layout.input_strides]
-    numbers: list[Any] = [blocks, layout.sizes[0], layout.sizes[1], rows, each, pieces, half]
-    numbers += [
-        *map(magic, (pieces, blocks, layout.sizes[1])),
-        *x_strides[1:3],
-        x_strides[5],
-        *layout.output_strides[:3],
-        layout.output_strides[5],
-    ]
+    numbers: list[Any] = [blocks, layout.sizes[0], layout.sizes[1], half]
+    numbers += [*map(magic, (blocks, last.out, h.out, d.out, layout.sizes[1])), *x_strides[1:]]
+    numbers += [*layout.output_strides, d.size, h.size, last.size]
+    numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "IDENTITY", "COMPUTE", "INT64")} | {
         "LEADS": max(1, layout.leads),
         "UNIT": unit,
         "WIDTH": width,
-        "ROWS": height,
-        "ONCE": once,
+        "COLUMNS": columns,
+        "ROWS": min(4, height // 16) if narrow else 1,
         "PARTS": parts,
+        "WITH_OFFSETS": common["OP"] != SUM and common["KIND"] != 0,
         "num_warps": 4,
     }
-    grid = pieces * blocks * layout.sizes[1] * layout.sizes[2]
-    return launcher(channels_last_forward_kernel, grid, [*numbers, by, 1 / by], constants, [], itemsize < 16)
+    given: list[Tensor | None] = []
+    for a in axes:
+        whole = a.out == 1 and a.regular and (a.kernel, a.origin) == (a.size, 0)
+        given += optional(not whole, *tables(a, device))
+    grid = d.out * h.out * last.out * blocks * layout.sizes[1] * layout.sizes[2]
+    return launcher(channels_last_forward_kernel, grid, numbers, constants, given, itemsize < 16)
 
 
 def channels_backward(layout: Layout, rows: int, itemsize: int, by: int, common: dict[str, Any]) -> Launch:

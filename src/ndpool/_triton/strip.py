@@ -269,7 +269,7 @@ def strip(
     numbers += [*optional(common["DIVIDE"] == 1, by, 1 / by), parts[0], *optional(block.loop_h, h.kernel)]
     numbers += [
         *optional(block.loop_w, last.kernel),
-        *optional(common["OP"] in (SQUARES, FAST_MAX), task.taps),
+        *optional(common["OP"] == SQUARES, task.taps),
     ]
     each = (1 + task.taps) * block.vec * block.outs * min(itemsize, 8)
     numbers += optional(task.alone, int(launches_dependents(grid, lanes * each)))

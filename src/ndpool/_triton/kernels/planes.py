@@ -15,11 +15,12 @@ from ndpool._triton.kernels.reducers import (
     best_along,
     best_of,
     better,
+    load_or_identity,
     merge,
-    order_of,
     positive_zero,
     quotient_by_inverse,
-    settled,
+    sign_bit,
+    signed_zero,
     widen,
 )
 
@@ -46,6 +47,7 @@ def plane_forward_kernel(
     SHIFTED: tl.constexpr,
     PARTS: tl.constexpr,
     FULL: tl.constexpr,
+    PIECES: tl.constexpr,
     LEADS: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
@@ -76,6 +78,8 @@ def plane_forward_kernel(
     if SHIFTED:
         before = (base & (UNIT - 1)).to(tl.int32)[:, None]
         base = base // UNIT * UNIT
+    elif UNIT > 1:
+        base = tl.multiple_of(base, UNIT)
     slot = tl.arange(0, WIDTH)[None, :]
     at = x + base[:, None] + slot
     wait_for_previous()
@@ -85,7 +89,7 @@ def plane_forward_kernel(
             there = live[:, None]
             if k >= FULL:
                 there = there & (slot // UNIT * UNIT < size + before - k * WIDTH)
-            found = found + (tl.load(at + k * WIDTH, mask=there, other=IDENTITY),)
+            found = found + (load_or_identity(at + k * WIDTH, there, IDENTITY, COMPUTE),)
         value, where = _together(
             found, slot, before, size, WIDTH, UNIT, SHIFTED, PARTS, FULL, OP, KIND, IDENTITY, COMPUTE
         )
@@ -96,21 +100,29 @@ def plane_forward_kernel(
         where = tl.where(where < size, where, NO_OFFSET)
         for start in range(0, size + UNIT - 1, WIDTH):
             there = live[:, None] & (start + slot // UNIT * UNIT < size + before)
-            v = widen(tl.load(at + start, mask=there, other=IDENTITY), COMPUTE)
+            v = widen(load_or_identity(at + start, there, IDENTITY, COMPUTE), COMPUTE)
             # One comparison: as an unsigned number, an element before the plane is huge.
             i = start + slot - before
             v = tl.where(i.to(tl.uint32) < size.to(tl.uint32), v, IDENTITY)
-            best, where = merge(best, where, v, i, OP, True)
+            if KIND == 0:
+                best = better(best, v, OP)
+            else:
+                best, where = merge(best, where, v, i, OP, True)
         if OP == SUM:
             value, where = tl.sum(best, 1), tl.zeros([PLANES], tl.int32)
+        elif KIND == 0:
+            value, where = best_of(best, 1, OP), tl.zeros([PLANES], tl.int32)
         else:
-            value, where = best_along(best, where, 1, OP, KIND != 0)
+            value, where = best_along(best, where, 1, OP)
     if OP == SUM:
         if DIVIDE == 1:
             value = quotient_by_inverse(value, divisor, inverse)
         else:
             value = positive_zero(value)
     if KIND != 0:
+        if PIECES:
+            # The first leading axis counts the pieces of a plane.
+            where += (l1 * size).to(tl.int32)
         tl.store(extra + to, where.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
 
@@ -157,26 +169,32 @@ def _together(
         return tl.sum(best, 1), before
     else:
         top = best_of(best, 1, OP)
-        every = top[:, None]
         offset = tl.zeros(top.shape, tl.int32)
-        rare = top == IDENTITY  # equal to the masked elements outside the plane
-        if COMPUTE.is_floating():
-            rare = rare | (top != top) | (top == 0)
         if KIND != 0:
+            every = top[:, None]
             offset = tl.min(tl.where(best == every, slot + part, NO_OFFSET), 1) - tl.reshape(
                 before, top.shape
             )
-        if COMPUTE.is_floating() or KIND != 0:
+            rare = top == IDENTITY  # equal to the masked elements outside the plane
+            if COMPUTE.is_floating():
+                rare = rare | (top != top) | (top == 0)
             if tl.max(rare.to(tl.int32)) > 0:
-                # The last NaN counts, and a zero takes the sign of the first.
-                order = tl.full(best.shape, 2 * NO_OFFSET + 1, tl.int32)
+                first = tl.full(best.shape, NO_OFFSET, tl.int32)
+                last = tl.full(best.shape, -1, tl.int32)
                 for k in tl.static_range(PARTS):
                     i = slot + k * WIDTH - before
                     inside = i.to(tl.uint32) < size.to(tl.uint32)
-                    order = tl.minimum(
-                        order, tl.where(inside, order_of(parts[k], every, i, OP), 2 * NO_OFFSET + 1)
-                    )
-                top, offset = settled(top, tl.min(order, 1))
+                    first = tl.minimum(first, tl.where(inside & (parts[k] == every), i, NO_OFFSET))
+                    last = tl.maximum(last, tl.where(inside & (parts[k] != parts[k]), i, -1))
+                offset = tl.min(first, 1)
+                if COMPUTE.is_floating():
+                    # Of NaNs the last counts; a zero has the sign of the element at its offset.
+                    offset = tl.where(top != top, tl.max(last, 1), offset)
+                    sign = tl.zeros(best.shape, tl.int32)
+                    for k in tl.static_range(PARTS):
+                        here = slot + k * WIDTH - before == offset[:, None]
+                        sign = tl.maximum(sign, tl.where(here, sign_bit(parts[k]), 0))
+                    top = signed_zero(top, tl.max(sign, 1))
         return top, offset
 
 

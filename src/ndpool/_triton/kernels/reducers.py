@@ -1,15 +1,15 @@
 """Reducers and vectors of the Triton kernels: merging candidates, windows over tuples, columns of a tile.
 
 A later element replaces an earlier one only if it is strictly better or NaN: ties keep the first, NaNs the
-last. Reductions are numbered as in `reductions.py`; FAST_MAX needs `signed_zeros` afterwards. Tuples are
-unrolled at compile time.
+last. Reductions are numbered as in `reductions.py`; FAST_MAX is a maximum without offsets, by one
+instruction. Without offsets a zero may have either sign. Tuples are unrolled at compile time.
 """
 
 import triton
 import triton.language as tl
 
 MAX, MIN, SUM, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
-# A maximum by one instruction: of two zeros it returns the positive one, not the first.
+# A maximum by one instruction, without offsets.
 FAST_MAX = tl.constexpr(4)
 NO_OFFSET = tl.constexpr(2**30 - 1)  # the offset of no element
 
@@ -22,6 +22,16 @@ def widen(v, COMPUTE: tl.constexpr):
         return bits.to(tl.float32, bitcast=True)
     else:
         return v.to(COMPUTE)
+
+
+@triton.jit
+def load_or_identity(pointer, ok, IDENTITY: tl.constexpr, COMPUTE: tl.constexpr, EVICT: tl.constexpr = ""):
+    """Elements, and the identity where masked; integers in the compute type."""
+    if COMPUTE.is_floating():
+        return tl.load(pointer, mask=ok, other=IDENTITY, eviction_policy=EVICT)
+    else:
+        # Triton 3.6 fills vectors of 8- and 16-bit integers wrongly if `other` is negative.
+        return tl.where(ok, widen(tl.load(pointer, mask=ok, other=0), COMPUTE), IDENTITY)
 
 
 @triton.jit
@@ -96,62 +106,41 @@ def best_of(v, AXIS: tl.constexpr, OP: tl.constexpr):
 
 
 @triton.jit
-def order_of(v, best, offset, OP: tl.constexpr):
-    """Sort key of the elements that equal the best, least first: offset and sign; descending for NaNs."""
-    # "Not worse" instead of "equal", so that compilers do not reuse and keep the earlier comparison.
-    if OP == MIN:
-        equal = v <= best
+def sign_bit(v):
+    """1 for negative floats, also for -0, else 0."""
+    if v.dtype == tl.float64:
+        return (v.to(tl.int64, bitcast=True) < 0).to(tl.int32)
     else:
-        equal = v >= best
-    if v.dtype.is_floating():
-        nan = best != best
-        BITS: tl.constexpr = tl.int64 if v.dtype == tl.float64 else tl.int32
-        LAST: tl.constexpr = 63 if v.dtype == tl.float64 else 31
-        sign = (v.to(BITS, bitcast=True) >> LAST).to(tl.int32) & 1
-        order = tl.where(nan, -offset, offset) * 2 + sign
-        return tl.where(equal | (nan & (v != v)), order, 2 * NO_OFFSET + 1)
-    else:
-        return tl.where(equal, offset * 2, 2 * NO_OFFSET + 1)
+        return (v.to(tl.int32, bitcast=True) < 0).to(tl.int32)
 
 
 @triton.jit
-def settled(best, order):
-    """The best value and its offset from the least sort key; a zero takes its sign from the key."""
-    found = order >> 1
-    if best.dtype.is_floating():
-        BITS: tl.constexpr = tl.int64 if best.dtype == tl.float64 else tl.int32
-        LAST: tl.constexpr = 63 if best.dtype == tl.float64 else 31
-        # By bits: compilers treat zeros of both signs as the same constant.
-        zero = ((order & 1).to(BITS) << LAST).to(best.dtype, bitcast=True)
-        found = tl.where(best != best, -found, found)
-        best = tl.where(best == 0, zero, best)
-    return best, found
+def signed_zero(v, sign):
+    """The values, where zeros take the given sign bit."""
+    # By bits: compilers treat zeros of both signs as the same constant.
+    if v.dtype == tl.float64:
+        zero = (sign.to(tl.int64) << 63).to(tl.float64, bitcast=True)
+    else:
+        zero = (sign << 31).to(tl.float32, bitcast=True)
+    return tl.where(v == 0, zero, v)
 
 
 @triton.jit
-def best_along(v, offset, AXIS: tl.constexpr, OP: tl.constexpr, WITH_OFFSETS: tl.constexpr):
+def best_along(v, offset, AXIS: tl.constexpr, OP: tl.constexpr):
     """The best along an axis with its offset; offsets decide ties, in whatever order they are stored.
 
     NO_OFFSET marks a masked element, whose value is the identity.
     """
     best = best_of(v, AXIS, OP)
-    all_best = tl.expand_dims(best, AXIS)
-    found = tl.zeros(best.shape, tl.int32)
-    if WITH_OFFSETS:
-        found = tl.min(tl.where(v == all_best, offset, NO_OFFSET), AXIS)
+    found = tl.min(tl.where(v == tl.expand_dims(best, AXIS), offset, NO_OFFSET), AXIS)
     if v.dtype.is_floating():
         if tl.max(((best != best) | (best == 0)).to(tl.int32)) > 0:
-            best, found = settled(best, tl.min(order_of(v, all_best, offset, OP), AXIS))
+            # Of NaNs the last counts; a zero has the sign of the element at its offset.
+            last = tl.max(tl.where((v != v) & (offset != NO_OFFSET), offset, -1), AXIS)
+            found = tl.where(best != best, last, found)
+            here = offset == tl.expand_dims(found, AXIS)
+            best = signed_zero(best, tl.max(tl.where(here, sign_bit(v), 0), AXIS))
     return best, found
-
-
-@triton.jit
-def least_bits(least, v, OP: tl.constexpr):
-    """Running minimum of the bit patterns as integers, for FAST_MAX: that of -0 is the least of all."""
-    if OP == FAST_MAX:
-        return tl.minimum(least, v.to(tl.int32, bitcast=True))
-    else:
-        return least
 
 
 @triton.jit

@@ -21,12 +21,11 @@ from ndpool._triton.kernels.indexing import (
     within,
 )
 from ndpool._triton.kernels.reducers import (
-    FAST_MAX,
     SUM,
     around_core,
     columns_of,
     element,
-    least_bits,
+    load_or_identity,
     merge,
     positive_zero,
     quotient,
@@ -36,7 +35,6 @@ from ndpool._triton.kernels.reducers import (
     share_of,
     tile_of,
 )
-from ndpool._triton.kernels.signed_zeros import sign_zeros
 
 # The kernel size is known, but a loop with an unknown bound is not unrolled.
 _SIZES = [*SIZES, *AXES, "strips", "taps", "launch_next"]
@@ -59,7 +57,7 @@ def _vector(
     """Neighbouring columns from `column` on, relative to `line`: all of them inside the input, or none."""
     there = within(ok, first + column, size_w)
     at = line[:, None] + (column + tl.arange(0, WIDTH))[None, :]
-    return element(tl.load(at, mask=there[:, None], other=IDENTITY, eviction_policy=EVICT), OP, COMPUTE)
+    return element(load_or_identity(at, there[:, None], IDENTITY, COMPUTE, EVICT), OP, COMPUTE)
 
 
 @triton.jit
@@ -95,29 +93,25 @@ def _columns(
     line = x + base + first  # the rest is constant: immediate offsets of the loads
     v = ()
     offsets = ()
-    least = zero
     for i in tl.static_range(VECTORS):
         if i < CORE or i >= CORE_END:
             column = (FIRST_VECTOR + i) * VECTOR
             if i == 0 and SHIFT == VECTOR - 1:
                 # Only the last element of this vector is needed; in the next case only the first.
                 there = within(ok, first + column, size_w)
-                one = element(tl.load(line + (column + SHIFT), mask=there, other=IDENTITY), OP, COMPUTE)
-                least = least_bits(least, one, OP)
+                one = element(
+                    load_or_identity(line + (column + SHIFT), there, IDENTITY, COMPUTE), OP, COMPUTE
+                )
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             elif i * VECTOR + 1 == LAST:
                 there = within(ok, first + column, size_w)
-                one = element(tl.load(line + column, mask=there, other=IDENTITY), OP, COMPUTE)
-                least = least_bits(least, one, OP)
+                one = element(load_or_identity(line + column, there, IDENTITY, COMPUTE), OP, COMPUTE)
                 for _j in tl.static_range(VECTOR):
                     v = v + (one,)
             else:
                 tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, IDENTITY, COMPUTE)
                 found = columns_of(tile, LANES, VECTOR)
-                for j in tl.static_range(VECTOR):
-                    if SHIFT <= i * VECTOR + j and i * VECTOR + j < LAST:
-                        least = least_bits(least, found[j], OP)
                 v = v + found
         else:
             for _j in tl.static_range(VECTOR):
@@ -133,7 +127,6 @@ def _columns(
             tile = _vector(line, first, column, size_w, ok, VECTOR, EVICT, OP, IDENTITY, COMPUTE)
             found = columns_of(tile, LANES, VECTOR)
             for j in tl.static_range(VECTOR):
-                least = least_bits(least, found[j], OP)
                 core, core_offset = merge(
                     core, core_offset, found[j], zero + (i * VECTOR + (j - SHIFT)), OP, WITH_OFFSETS
                 )
@@ -158,7 +151,7 @@ def _columns(
         for q in tl.static_range(VEC):
             taps = taps + (offsets[q] - q * SW,)
         offset = tile_of(taps, 0, 1, LANES, VEC)
-    return (best,), (offset,), least
+    return (best,), (offset,)
 
 
 @triton.jit
@@ -180,7 +173,7 @@ def _channel(
     if EDGES:
         there = within(ok, column, size_w)
     at = (base + column * step)[:, None] + tl.arange(0, VEC)[None, :]
-    return element(tl.load(x + at, mask=there[:, None], other=IDENTITY), OP, COMPUTE)
+    return element(load_or_identity(x + at, there[:, None], IDENTITY, COMPUTE), OP, COMPUTE)
 
 
 @triton.jit
@@ -210,7 +203,6 @@ def _channels(
     zero = tl.zeros([LANES, VEC], tl.int32)
     first = w * (OUTS * SW) + ORIGIN_W
     step = x_w * UNIT
-    least = zero
     if LOOP:
         left = ()
         left_offsets = ()
@@ -218,18 +210,14 @@ def _channels(
         right_offsets = ()
         for t in tl.static_range(OUTS - 1):
             v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
-            least = least_bits(least, v, OP)
             left, left_offsets = left + (v,), left_offsets + (zero + t,)
         core = _channel(x, base, first + (OUTS - 1), step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
-        least = least_bits(least, core, OP)
         core_offset = zero + (OUTS - 1)
         for t in tl.range(OUTS, kernel_w, loop_unroll_factor=4):
             v = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
-            least = least_bits(least, v, OP)
             core, core_offset = merge(core, core_offset, v, zero + t, OP, WITH_OFFSETS)
         for t in tl.static_range(OUTS - 1):
             v = _channel(x, base, first + (KW + t), step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
-            least = least_bits(least, v, OP)
             right, right_offsets = right + (v,), right_offsets + (zero + (KW + t),)
         if OUTS == 1:
             v, offsets = (core,), (core_offset,)
@@ -243,7 +231,6 @@ def _channels(
         for t in tl.static_range((OUTS - 1) * SW + KW):
             if t % SW < KW:
                 one = _channel(x, base, first + t, step, size_w, ok, VEC, EDGES, OP, IDENTITY, COMPUTE)
-                least = least_bits(least, one, OP)
             v, offsets = v + (one,), offsets + (zero + t,)
         v, offsets = reduce_windows(v, offsets, OUTS, 0, KW, SW, OP, WITH_OFFSETS)
     if WITH_OFFSETS:
@@ -251,7 +238,7 @@ def _channels(
         for q in tl.static_range(OUTS):
             taps = taps + (offsets[q] - q * SW,)
         offsets = taps
-    return v, offsets, least
+    return v, offsets
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -350,7 +337,6 @@ def strip_forward_kernel(
     first_h = strip * (ROWS * SH) + ORIGIN_H
     values = ()  # output q of row o at q * ROWS + o
     offsets = ()
-    least = tl.zeros([LANES] if COLUMNS else [LANES, VEC], tl.int32)
     for td in tl.static_range(KD):
         depth = od * SD + ORIGIN_D + td
         inside = within(live, depth + zero, size_d)
@@ -362,7 +348,7 @@ def strip_forward_kernel(
         for r in tl.static_range(2 * ROWS - 1 if LOOP_H else (ROWS - 1) * SH + KH):
             if r % SH < KH or LOOP_H:
                 row = r + (KH - ROWS) * (r >= ROWS) if LOOP_H else r
-                v, offset, bits = _row(
+                v, offset = _row(
                     first_h + row,
                     td * KH + row,
                     *given,
@@ -388,7 +374,7 @@ def strip_forward_kernel(
                 )
                 if LOOP_H and r == ROWS - 1:
                     for more in range(ROWS, kernel_h):
-                        later, later_offset, more_bits = _row(
+                        later, later_offset = _row(
                             first_h + more,
                             td * KH + more,
                             *given,
@@ -413,10 +399,6 @@ def strip_forward_kernel(
                             COMPUTE,
                         )
                         v, offset = _merge_all(v, offset, later, later_offset, OUTS, OP, WITH_OFFSETS)
-                        if OP == FAST_MAX:
-                            bits = tl.minimum(bits, more_bits)
-                if OP == FAST_MAX:
-                    least = tl.minimum(least, bits)
             rows, row_offsets = rows + v, row_offsets + offset
         found = ()
         found_offsets = ()
@@ -467,17 +449,6 @@ def strip_forward_kernel(
                     tl.store(extra + at, (d * size_h + h) * size_w + (first_w + place % KW), mask=ok)
                 else:
                     tl.store(extra + at, offset.to(extra.dtype.element_ty), mask=ok)
-    if OP == FAST_MAX:
-        zeros = values[0] == 0
-        for i in tl.static_range(1, ROWS * OUTS):
-            zeros |= values[i] == 0
-        signed = least == -(2**31)
-        if tl.max((zeros & (signed[:, None] if COLUMNS else signed)).to(tl.int32)) > 0:
-            sign_zeros(
-                *(x, y, x_base, y_base, w, live, strip, first_d, od, x_d, x_h, x_w, y_d, y_h, y_w),
-                *(size_d, size_h, size_w, out_h, out_w, taps),
-                *(KH, KW, SH, SW, ORIGIN_H, ORIGIN_W, COLUMNS, X_UNIT, Y_UNIT, VEC, OUTS, ROWS, COMPUTE),
-            )
 
 
 @triton.jit
@@ -523,12 +494,12 @@ def _row(
     IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """Windows of one input row: a tuple of OUTS tiles, their offsets, and `least_bits` per lane."""
+    """Windows of one input row: a tuple of OUTS tiles, and their offsets."""
     zero = w * 0
     ok = within(inside, height + zero, size_h)
     base = plane + height * x_h * UNIT
     if COLUMNS:
-        v, offsets, least = _columns(
+        v, offsets = _columns(
             x,
             base,
             w,
@@ -551,7 +522,7 @@ def _row(
             COMPUTE,
         )
     else:
-        v, offsets, least = _channels(
+        v, offsets = _channels(
             x,
             base,
             w,
@@ -578,4 +549,4 @@ def _row(
         for q in tl.static_range(OUTS):
             taps = taps + (offsets[q] + number * KW,)
         offsets = taps
-    return v, offsets, least
+    return v, offsets

@@ -4,7 +4,15 @@ import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.indexing import AXES, INDEX64, SIZES, base_of, lanes_of, split, wait_for_previous
-from ndpool._triton.kernels.reducers import element, merge, quotient, quotient_by_inverse, root, share_of
+from ndpool._triton.kernels.reducers import (
+    element,
+    load_or_identity,
+    merge,
+    quotient,
+    quotient_by_inverse,
+    root,
+    share_of,
+)
 
 
 @triton.jit
@@ -147,7 +155,8 @@ def window_forward_kernel(
                 column = first_w + tw * step_w
                 ok = ok_h & (column >= 0) & (column < end_w)
                 at = row + column * x_w * UNIT
-                v = element(tl.load(x + at[:, None] + along, mask=ok[:, None], other=IDENTITY), OP, COMPUTE)
+                loaded = load_or_identity(x + at[:, None] + along, ok[:, None], IDENTITY, COMPUTE)
+                v = element(loaded, OP, COMPUTE)
                 best, offset = merge(best, offset, v, (td * kernel_h + th) * kernel_w + tw, OP, WITH_OFFSETS)
     ok = live[:, None]
     at = (y_base + (od * y_d + oh * y_h + ow * y_w) * UNIT)[:, None] + along
