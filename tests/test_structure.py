@@ -131,3 +131,13 @@ def test_tests_use_few_private_modules():
                         assert not part.startswith("_") or part == "_core", (path.name, target)
                     elif PRIVATE[part] is not None:
                         assert any(path.match(name) for name in PRIVATE[part]), (path.name, target)
+
+
+def test_no_function_takes_ten_positional_arguments():
+    """What travels together travels as one value. Triton kernels and public signatures are flat by nature."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and "triton.jit" not in map(
+                ast.unparse, node.decorator_list
+            ):
+                assert len(node.args.posonlyargs + node.args.args) < 10, f"{path.name}: {node.name}"

@@ -41,7 +41,7 @@ from ndpool._triton.launch import (
     transposed_tables,
     whole_planes,
 )
-from ndpool._triton.memory import Layout, channel_vector, layout_of, next_power, widest
+from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool._triton.regions import region_backward
 from ndpool.geometry import AxisPlan, Plan
@@ -51,22 +51,12 @@ LARGE = 2**24  # elements from which the device is busy even if every thread wri
 
 @lru_cache(1024)
 def backward(
-    plan: Plan,
-    axes: tuple[int, ...],
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    out_shape: tuple[int, ...],
-    out_stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    has_index: bool,
-    divides: bool,
-    divisor: int,
-    aligned: bool,
+    plan: Plan, axes: tuple[int, ...], arrays: Arrays, has_index: bool, divides: bool, divisor: int
 ) -> Launch | None:
     """Return the launcher that writes the gradient of the input, or None if `grad` must be packed first."""
-    memory: Any = (shape, stride, out_shape, out_stride)
-    if stride[axes[-1]] == 1 or by_channels(plan, axes, shape, stride):
+    dtype, _, device, aligned = arrays[4:]
+    memory: Any = arrays[:4]
+    if arrays.stride[axes[-1]] == 1 or by_channels(plan, axes, arrays.shape, arrays.stride):
         plan, axes, *memory = merged(plan, axes, *memory)
     layout = layout_of(axes, *memory)
     if layout is None:
@@ -90,7 +80,7 @@ def backward(
         if prod(map(max_overlap, three)) <= 8:
             return _scatter(three, layout, size, common, device)
     if not has_index and divide != 2 and is_dense(three) and all(a.stride == 1 for a in three):
-        return _over_transposed(plan, axes, memory, dtype, device, divides, by, aligned)
+        return _over_transposed(plan, axes, Arrays(*memory, *arrays[4:]), divides, by)
     found = None
     if not has_index and unpadded(three) and not (is_dense(three) and prod(a.stride for a in three) < 16):
         found = region_backward(three, layout, size, by, common, device)
@@ -124,18 +114,12 @@ def _transposed(plan: Plan) -> Plan:
 
 
 def _over_transposed(
-    plan: Plan,
-    axes: tuple[int, ...],
-    memory: Any,
-    dtype: torch.dtype,
-    device: torch.device,
-    divides: bool,
-    by: int,
-    aligned: bool,
+    plan: Plan, axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int
 ) -> Launch | None:
-    shape, stride, out_shape, out_stride = memory
-    swapped = (out_shape, out_stride, shape, stride, dtype, dtype, device)
-    run = forward(_transposed(plan), axes, *swapped, 2, 0, divides, by, aligned)
+    """The gradient of sums with stride 1: a sum over the transposed plan."""
+    shape, stride, out_shape, out_stride = arrays[:4]
+    swapped = arrays._replace(shape=out_shape, stride=out_stride, out_shape=shape, out_stride=stride)
+    run = forward(_transposed(plan), axes, swapped, 2, 0, divides, by)
     if run is None:
         return None
     if isinstance(run, Prepared):

@@ -36,7 +36,7 @@ from ndpool._triton.launch import (
     three_axes,
     whole_planes,
 )
-from ndpool._triton.memory import Layout, channel_vector, layout_of, next_power, widest
+from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
 from ndpool._triton.strip import SATURATED, strip
 from ndpool.geometry import AxisPlan, Plan
@@ -47,23 +47,11 @@ FEW_LANES = 2**16  # too few to fill a large device
 
 
 def forward(
-    plan: Plan,
-    axes: tuple[int, ...],
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    out_shape: tuple[int, ...],
-    out_stride: tuple[int, ...],
-    dtype: torch.dtype,
-    result: torch.dtype,
-    device: torch.device,
-    op: int,
-    kind: int,
-    divides: bool,
-    divisor: int,
-    aligned: bool,
+    plan: Plan, axes: tuple[int, ...], arrays: Arrays, op: int, kind: int, divides: bool, divisor: int
 ) -> Launch | None:
     """Return the launcher that writes the results, or None if the input must be packed first."""
-    plan, axes, *memory = merged(plan, axes, shape, stride, out_shape, out_stride)
+    dtype, result, device, aligned = arrays[4:]
+    plan, axes, *memory = merged(plan, axes, *arrays[:4])
     layout = layout_of(axes, *memory)
     if layout is None:
         return None

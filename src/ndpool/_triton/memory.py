@@ -9,8 +9,23 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+import torch
+
 BYTES = 16  # of the widest load of a thread
 LIMIT = 2**31 - 1
+
+
+class Arrays(NamedTuple):
+    """The memory of a call: input and output as they are, or the gradients of both."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    out_shape: tuple[int, ...]
+    out_stride: tuple[int, ...]
+    dtype: torch.dtype
+    result: torch.dtype  # of the output
+    device: torch.device
+    aligned: bool  # whether all addresses are multiples of 16 bytes
 
 
 class Layout(NamedTuple):

@@ -25,6 +25,7 @@ from ndpool._triton.backward import backward
 from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
 from ndpool._triton.launch import MAX, all_of, merged, tables
+from ndpool._triton.memory import Arrays
 from ndpool._triton.planes import by_channels
 from ndpool.frameworks.torch.tensors import (
     EXTRA_DTYPES,
@@ -121,9 +122,9 @@ def _launched(
         return Launched(outs, last, None)
     like = empty(torch.empty(0, device="meta"), outs, result, last, len(axes))
     own, written = (torch.uint8 if t is torch.bool else t for t in (dtype, result))
-    memory = (tuple(shape), stride, outs, like.stride(), own, written, device)
-    how = (call.reduction.op, call.extra, call.reduction.divides, call.divisor, aligned)
-    return Launched(outs, last, forward(plan, axes, *memory, *how))
+    arrays = Arrays(tuple(shape), stride, outs, like.stride(), own, written, device, aligned)
+    how = (call.reduction.op, call.extra, call.reduction.divides, call.divisor)
+    return Launched(outs, last, forward(plan, axes, arrays, *how))
 
 
 def _in_passes(call: Call, x: Tensor, last: bool) -> Any:
@@ -323,9 +324,10 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
         aligned = (grad.data_ptr() | result.data_ptr()) % 16 == 0
         if offsets is not None:
             aligned = aligned and offsets.data_ptr() % 16 == 0
-        memory = (result.shape, result.stride(), grad.shape, grad.stride(), grad.dtype, grad.device)
-        how = (has_index, call.reduction.divides, 0 if has_index else call.divisor, aligned)
-        run = backward(plan, axes, *memory, *how)
+        shapes = (result.shape, result.stride(), grad.shape, grad.stride())
+        arrays = Arrays(*shapes, grad.dtype, grad.dtype, grad.device, aligned)
+        how = (has_index, call.reduction.divides, 0 if has_index else call.divisor)
+        run = backward(plan, axes, arrays, *how)
         if run is not None:
             _on_device(run, grad, grad if offsets is None else offsets, result)
         return run is not None
