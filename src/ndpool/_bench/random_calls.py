@@ -67,16 +67,15 @@ def measure(drawn: Drawn, seconds: float = 0.02) -> dict[str, Any]:
     import torch
 
     x, grad = _data(drawn)
-    names = {
-        "ndpool": getattr(ndpool, drawn.function),
-        "PyTorch": getattr(torch.nn.functional, drawn.function),
-    }
-    calls = {name: _call(function, drawn, x, grad) for name, function in names.items()}
+    homes = {"ndpool": ndpool, "PyTorch": torch.nn.functional}
+    calls = {name: _call(home, drawn, x, grad) for name, home in homes.items()}
     result: dict[str, Any] = {"call": str(drawn), "function": drawn.function, "mode": drawn.mode}
-    answers = [call() for call in calls.values()]
-    if wrong := _difference(*answers):
+    expected = calls["PyTorch"]
+    if drawn.mode == "training" and x.itemsize == 2:
+        # PyTorch adds gradients of half types in half precision: its float32 is the reference.
+        expected = _call(homes["PyTorch"], drawn, x.float(), grad.float())
+    if wrong := _difference(calls["ndpool"](), expected()):
         return result | {"wrong": wrong}
-    del answers
     spans = {name: _span(call) for name, call in calls.items()}
     rounds = {name: max(1, int(seconds / 10 / span)) for name, span in spans.items()}
     order = list(calls)
@@ -117,10 +116,10 @@ def _data(drawn: Drawn) -> tuple[Any, Any]:
     return x, torch.empty_like(y).copy_(grad)
 
 
-def _call(function: Callable[..., Any], drawn: Drawn, x: Any, grad: Any) -> Callable[[], Any]:
+def _call(home: Any, drawn: Drawn, x: Any, grad: Any) -> Callable[[], Any]:
     import torch
 
-    given = drawn.arguments
+    function, given = getattr(home, drawn.function), drawn.arguments
     if drawn.mode == "indices":
         return lambda: function(x, **given, return_indices=True)
     if drawn.mode == "forward":
@@ -140,11 +139,10 @@ def _difference(ours: Any, theirs: Any) -> str:
     import torch
 
     for name, a, b in zip(("values", "indices"), *map(_pair, (ours, theirs)), strict=False):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return f"{name}: {a.dtype} {tuple(a.shape)}, not {b.dtype} {tuple(b.shape)}"
-        narrow = a.dtype in (torch.bfloat16, torch.float16)
-        rtol, atol = (2e-2, 2e-2) if narrow else (1e-4, 1e-5)
-        if not (torch.equal(a, b) if name == "indices" else torch.allclose(a, b, rtol, atol)):
+        if a.shape != b.shape:
+            return f"{name}: shape {tuple(a.shape)}, not {tuple(b.shape)}"
+        rtol, atol = (3e-2, 3e-2) if a.itemsize == 2 else (1e-4, 1e-5)
+        if not (torch.equal(a, b) if name == "indices" else torch.allclose(a.to(b.dtype), b, rtol, atol)):
             return f"{name} differ"
     return ""
 

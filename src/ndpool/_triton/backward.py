@@ -80,7 +80,8 @@ def backward(
         if prod(map(max_overlap, three)) <= 8:
             return _scatter(three, layout, size, common, device)
     if not has_index and divide != 2 and is_dense(three) and all(a.stride == 1 for a in three):
-        return _over_transposed(plan, axes, Arrays(*memory, dtype, dtype, device, aligned), divides, by)
+        shapes = dict(zip(Arrays._fields, memory, strict=False))
+        return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by)
     found = None
     if not has_index and unpadded(three) and not (is_dense(three) and prod(a.stride for a in three) < 16):
         found = region_backward(three, layout, size, by, common, device)

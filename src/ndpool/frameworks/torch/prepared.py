@@ -101,7 +101,8 @@ class Training(NamedTuple):
     n_offsets: int  # in a bytearray; 0: they need a tensor, or there are none
     has_offsets: bool
     keeps_input: bool  # small enough to be saved for second derivatives
-    extent: int
+    extent: int  # bytes from the first element of the input to its last
+    result_bytes: int
     itemsize: int
 
 
@@ -144,6 +145,7 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
             has_offsets=has_index,
             keeps_input=x.numel() <= 4 * _SMALL and (small or not has_index),
             extent=bytes_needed,
+            result_bytes=prod(shape) * itemsize,
             itemsize=itemsize,
         )
 
@@ -219,7 +221,8 @@ class TrainCpu(Function):
         t, packed, link = ctx.kept
         offsets = packed if packed is not None or not t.has_offsets else ctx.saved_tensors[0]
         if grad.stride() == t.stride and undifferentiated(grad):
-            check_memory(grad)
+            if grad.untyped_storage().nbytes() < t.result_bytes + grad.storage_offset() * t.itemsize:
+                check_memory(grad)
             result = t.new_grad()
             if t.backward(grad, result, offsets):
                 return result, None, None
