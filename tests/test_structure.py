@@ -139,5 +139,5 @@ def test_no_function_takes_ten_positional_arguments():
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.FunctionDef):
                 continue
-            if "triton.jit" not in map(ast.unparse, node.decorator_list):
+            if not any(ast.unparse(d).startswith("triton.jit") for d in node.decorator_list):
                 assert len(node.args.posonlyargs + node.args.args) < 10, f"{path.name}: {node.name}"
