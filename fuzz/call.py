@@ -44,7 +44,7 @@ def invoke(case: Case, x: Any, indices: Any = None, **more: Any) -> Any:
     if framework == "torch" and "dtype" in kwargs:
         import torch
 
-        kwargs["dtype"] = getattr(torch, kwargs["dtype"])
+        kwargs["dtype"] = getattr(torch, kwargs["dtype"], kwargs["dtype"])
     first = (x,) if case.indices is None else (x, indices)
     if case.layer:
         family, n = case.function[:-2], case.function[-2:]
