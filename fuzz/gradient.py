@@ -156,7 +156,7 @@ def numpy_gradient(case: Case, values: Array, grad: Array, layout: Any, at: Any,
             windows := reference.table(case.plans[0], plan.sizes),
             case.reduce == "min",
         )
-        indices = reference.planes(geometry.positions(plan, found.array, axes), axes)[0]
+        indices = reference.planes(geometry.positions(plan, found.array.astype(np.int64), axes), axes)[0]
         nonempty = windows.valid.any(1)
         alike("values with offsets", reference.planes(y, axes)[0], want[0], zeros=False)
         alike("offsets", indices[:, nonempty], want[1][:, nonempty])

@@ -14,6 +14,8 @@ from typing import Any
 from ndpool._call import Function
 from ndpool._native import BUILT, core
 
+MAX_WINDOWS = 1024  # along an axis of a cached call: the cache keeps no large tables
+
 
 class CallCache:
     """The cache in Python; see `csrc/call_cache.h` for its twin."""

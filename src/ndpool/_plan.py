@@ -8,7 +8,7 @@ the outputs that contain it) and asked which element an offset stands for. The r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any, NamedTuple
@@ -194,21 +194,32 @@ class Plan:
         return Plan([axis.transposed() for axis in self.axes])
 
 
-def positions(plan: Plan, offsets: NDArray[Any], axes: tuple[int, ...]) -> NDArray[np.int64]:
-    """Indices in the flattened plane of the taps that `offsets` stand for; -1 outside the input."""
-    rest: NDArray[np.int64] = offsets.astype(np.int64)
-    found, inside = np.zeros_like(rest), np.ones(rest.shape, bool)
-    pitch = 1
+def positions(
+    plan: Plan, offsets: Any, axes: tuple[int, ...], put: Callable[[NDArray[np.int64]], Any] = np.asarray
+) -> Any:
+    """Indices in the flattened plane of the taps that int64 `offsets` stand for; -1 outside the input.
+
+    Arrays of any framework, by arithmetic operators alone; `put` makes a table an array like `offsets`.
+    """
+    rest, found, inside, pitch = offsets, 0, True, 1
     for axis, a in reversed(list(zip(plan.axes, axes, strict=True))):
         front, kernel = axis.tap_range()
-        rest, tap = np.divmod(rest, kernel)
+        tap, rest = rest % kernel, rest // kernel
         o = np.arange(axis.out, dtype=np.int64)
         first = axis.origin + o * axis.stride if axis.starts is None else axis.starts
-        place = first.reshape([-1 if i == a else 1 for i in range(rest.ndim)]) + (front + tap) * axis.step
-        inside &= (place >= 0) & (place < axis.size)
-        found += place * pitch
-        pitch *= axis.size
-    return np.where(inside & (rest == 0), found, -1)
+        first = first.reshape([-1 if i == a else 1 for i in range(len(offsets.shape))])
+        place = put(first) + (front + tap) * axis.step
+        inside = (place >= 0) & (place < axis.size) & inside
+        found, pitch = place * pitch + found, pitch * axis.size
+    return (found + 1) * (inside & (rest == 0)) - 1
+
+
+def with_sizes(shape: Any, axes: Any, sizes: Any) -> Any:
+    """The shape with other sizes at the pooled axes."""
+    result = list(shape)
+    for axis, size in zip(axes, sizes, strict=True):
+        result[axis] = size
+    return tuple(result)
 
 
 def _first_tap(origin: int, stride: int, step: int, out: int) -> int:

@@ -1,6 +1,6 @@
 """Random calls over the whole family, next to PyTorch in the same layout: `ndpool bench --random N`.
 
-The benchmark's cases are layers of known networks; these are calls that nobody chose. Each is drawn from a
+The benchmark's cases are layers of known networks; these calls are arbitrary. Each is drawn from a
 seed, its answer is compared with PyTorch's, and then both are timed in turns. `run` measures, `text` reports
 the distribution of the ratios and the slowest calls.
 """

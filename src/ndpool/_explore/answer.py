@@ -26,8 +26,8 @@ _WORDS = {"max": "Maximum", "min": "Minimum", "avg": "Average", "sum": "Sum", "l
 def answer(state: State) -> dict[str, Any]:
     """Everything the page shows for a state; raises `ValueError` if the pool is invalid."""
     x = data(state)
-    picks = REDUCTIONS[state.reduce].has_index
-    y, index = pooled(state, x, return_indices=True) if picks else (pooled(state, x), None)
+    has_index = REDUCTIONS[state.reduce].has_index
+    y, index = pooled(state, x, return_indices=True) if has_index else (pooled(state, x), None)
     plan = _plan(state, True)
     axes = [_axis(axis, name) for axis, name in zip(plan.axes, _names(state), strict=True)]
     at = min(state.at, y.size - 1)

@@ -138,7 +138,7 @@ function draw() {
   const [top, bottom] = span(rows), [left, right] = span(columns);
   cells = { top, left, input: new Map(), output: [] };
   const inside = (axis, i) => (i >= 0 && i < axis.size ? "" : i >= -axis.before && i < axis.size + axis.after ? "pad" : "beyond");
-  const picks = Boolean(answer.index);
+  const hasIndex = Boolean(answer.index);
 
   plane("input", top, bottom, left, right, (r, c) => {
     const kinds = [inside(rows, r), inside(columns, c)];
@@ -150,7 +150,7 @@ function draw() {
     } else {
       const i = r * columns.size + c;
       value(cell, answer.input, i, answer.shades[i], `x[${place(r, c)}]`);
-      if (picks) cell.prepend(make("small", { textContent: i }));
+      if (hasIndex) cell.prepend(make("small", { textContent: i }));
       cell.dataset.i = i;
     }
     cell.tabIndex = cell.dataset.i === "0" ? 0 : -1;
@@ -174,8 +174,8 @@ function draw() {
   $("input-name").replaceChildren("input ", make("b", { textContent: shape(answer.axes, "size") }));
   $("output-name").replaceChildren("output ", make("b", { textContent: shape(answer.axes, "out") }));
   $("summary").textContent = answer.summary;
-  $("key-pick").hidden = !picks;
-  $("key-result").hidden = picks;
+  $("key-pick").hidden = !hasIndex;
+  $("key-result").hidden = hasIndex;
   $("key-pad").hidden = !$("input").querySelector(".pad");
   $("key-beyond").hidden = !$("input").querySelector(".beyond");
   fit();

@@ -120,7 +120,7 @@ def _named(state: State, module: str, x: str = "x", pads: tuple[int, ...] | None
 
 
 def _ndpool(state: State) -> str:
-    picks = REDUCTIONS[state.reduce].has_index
+    has_index = REDUCTIONS[state.reduce].has_index
     if _in_torch(state):
         call = _named(state, "ndpool")
     else:
@@ -128,9 +128,9 @@ def _ndpool(state: State) -> str:
         parts = ["x", str(state.output_size if adaptive else state.kernel), f'reduce="{state.reduce}"']
         parts += [f"norm_type={_norm(state.norm_type)}"] if state.reduce == "lp" else []
         parts += [] if adaptive else _general(state)
-        parts += ["return_indices=True"] if picks else []
+        parts += ["return_indices=True"] if has_index else []
         call = f"ndpool.{'adaptive_' if adaptive else ''}pool({', '.join(parts)})"
-    return f"{'y, i' if picks else 'y'} = {call}\n"
+    return f"{'y, i' if has_index else 'y'} = {call}\n"
 
 
 def _general(state: State) -> list[str]:

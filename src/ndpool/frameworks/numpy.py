@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from ndpool import geometry
 from ndpool._arguments import input_name
-from ndpool._cache import recall, remember
+from ndpool._cache import MAX_WINDOWS, recall, remember
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, Call, Saved, Unpool
 from ndpool._native import core, core_plan
+from ndpool._plan import with_sizes
 from ndpool._policy import (
     DTYPES,
     FIRST_FLOAT,
@@ -50,7 +51,6 @@ _EXTRA_DTYPES: dict[int, np.dtype[Any]] = {
     INDEX64: _INT64,
 }
 _SMALL = 4096  # elements of a result that is allocated like a kept array
-_MAX_WINDOWS = 1024  # along an axis: the cache keeps no large tables
 
 # In NumPy itself before 1.25.
 _TOO_HARD: type[Exception] = getattr(np, "exceptions", np).TooHardError
@@ -68,7 +68,7 @@ def run(call: Call, x: NDArray[Any]) -> Any:
         # The least integer has no magnitude of its own dtype.
         x = np.abs(x.astype(np.float64) if own not in FLOAT_NAMES and how.result in FLOAT_NAMES else x)
     result = x.dtype if how.result == own else _dtype_of(how.result, call.dtype)
-    shape = _with_sizes(x.shape, call.axes, call.plan.out)
+    shape = with_sizes(x.shape, call.axes, call.plan.out)
     indices = call.extra == INDEX64
     targets = () if call.out is None else check_out(fn, KIND, call.out, indices, shape, how.result)
     got: tuple[NDArray[Any], ...]
@@ -98,8 +98,8 @@ def prepare(call: Call, x: NDArray[Any]) -> Any:
     if type(x) is not np.ndarray or code == _BFLOAT16 or any(s % item for s in x.strides):
         return None
     how = arithmetic(call.function, reduction, DTYPES[code], None, call.divisor, call.norm)
-    shape = _with_sizes(x.shape, call.axes, call.plan.out)
-    if how != (reduction, DTYPES[code], False, 0) or not prod(shape) or max(call.plan.out) > _MAX_WINDOWS:
+    shape = with_sizes(x.shape, call.axes, call.plan.out)
+    if how != (reduction, DTYPES[code], False, 0) or not prod(shape) or max(call.plan.out) > MAX_WINDOWS:
         return None
     try:
         like = _empty(x, shape, x.dtype)
@@ -195,7 +195,7 @@ def backward(call: Call, saved: Saved, grad: NDArray[Any]) -> NDArray[Any]:
     grad, code = _native(call.function, "grad", grad)
     if code < FIRST_FLOAT:
         raise TypeError(f"{call.function}: grad must be floating point; got dtype={grad.dtype}")
-    result = _empty(grad, _with_sizes(grad.shape, call.axes, call.plan.sizes), grad.dtype)
+    result = _empty(grad, with_sizes(grad.shape, call.axes, call.plan.sizes), grad.dtype)
     if call.reduction.norm:
         result[...] = saved.x  # the kernel replaces each input by its gradient
     if not result.size:
@@ -229,7 +229,7 @@ def unpool(call: Unpool, values: NDArray[Any], indices: Any) -> NDArray[Any]:
         raise wrong_index(fn, int(indices.max()), call.sizes)
     indices = indices.astype(np.int64, copy=False)
     order = tuple(a for a in range(values.ndim) if a not in call.axes) + call.axes
-    shape = _with_sizes(values.shape, call.axes, call.sizes)
+    shape = with_sizes(values.shape, call.axes, call.sizes)
     try:
         result = np.zeros_like(values, shape=shape, order="K", subok=False)
     except (MemoryError, ValueError) as error:
@@ -338,16 +338,6 @@ def _overlap(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 KIND = Kind("a NumPy array", _describe, _overlap)
-
-
-def _with_sizes(shape: tuple[int, ...], axes: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
-    n_lead = len(shape) - len(axes)
-    if axes[0] == n_lead and axes == tuple(range(n_lead, len(shape))):
-        return shape[:n_lead] + sizes
-    result = list(shape)
-    for axis, size in zip(axes, sizes, strict=True):
-        result[axis] = size
-    return tuple(result)
 
 
 def _target(

@@ -18,6 +18,7 @@ from ndpool._arguments import check_int, input_name
 from ndpool._cache import recall, remember
 from ndpool._call import INDEX64, Call, Saved, Unpool
 from ndpool._native import BUILT, core
+from ndpool._plan import with_sizes
 from ndpool._policy import (
     DTYPES,
     FLOAT_NAMES,
@@ -42,7 +43,6 @@ from ndpool.frameworks.torch.tensors import (
     renamed,
     traced,
     transformed,
-    with_sizes,
     writable,
 )
 from ndpool.geometry import norm_taps

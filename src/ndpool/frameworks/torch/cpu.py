@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ndpool._call import NO_EXTRA, OFFSET8, OFFSET32, Call, Unpool
 from ndpool._native import BUILT, core, core_plan
-from ndpool._plan import positions
+from ndpool._plan import positions, with_sizes
 from ndpool._policy import wrong_index
 from ndpool.frameworks.torch.tensors import (
     CODES,
@@ -27,7 +27,6 @@ from ndpool.frameworks.torch.tensors import (
     memory,
     pooled_last,
     renamed,
-    with_sizes,
     zeroed,
 )
 
@@ -109,7 +108,7 @@ def gather(call: Call, x: Tensor, offsets: Tensor, last: bool) -> Tensor:
     if result.numel():
         order, (n_lead, *_) = pooled_last(x.dim(), call.axes)
         flat = materialized(x).permute(order).flatten(n_lead)
-        found = torch.from_numpy(positions(call.plan, offsets.numpy(), call.axes))
+        found = positions(call.plan, offsets.long(), call.axes, torch.tensor)
         at = found.permute(order).flatten(n_lead)
         taken = flat.gather(-1, at.clamp(min=0)).masked_fill_(at < 0, 0)
         result.permute(order).copy_(taken.view(*flat.shape[:-1], *call.plan.out))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ndpool import _record
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET32, Call, Unpool
-from ndpool._plan import Plan
+from ndpool._plan import Plan, positions, with_sizes
 from ndpool._policy import wrong_index
 from ndpool._triton import scatter
 from ndpool._triton.backward import backward
@@ -35,7 +35,6 @@ from ndpool.frameworks.torch.tensors import (
     is_channels_last,
     materialized,
     pooled_last,
-    with_sizes,
 )
 from ndpool.reductions import REDUCTIONS, Reduction
 
@@ -351,31 +350,14 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
     return result
 
 
-def _positions(plan: Plan, offsets: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """`_plan.positions` on the device: -1 for an empty window."""
-    rest = offsets.to(torch.int64)
-    found, inside, pitch = torch.zeros_like(rest), None, 1
-    for axis, a in reversed(list(zip(plan.axes, axes, strict=True))):
-        front, kernel = axis.tap_range()
-        tap, rest = rest % kernel, rest // kernel
-        if axis.regular:
-            first = torch.arange(axis.out, device=rest.device) * axis.stride + axis.origin
-        else:
-            first = tables(axis, rest.device)[0].to(torch.int64)
-        place = _along(first, a, rest.dim()) + (front + tap) * axis.step
-        ok = (place >= 0) & (place < axis.size)
-        inside = ok if inside is None else inside & ok
-        found, pitch = found + place * pitch, pitch * axis.size
-    return torch.where(inside & (rest == 0), found, -1)  # type: ignore[operator]
-
-
 def gather(call: Call, x: Tensor, offsets: Tensor, last: bool) -> Tensor:
     """The elements that offsets stand for, of any tensor of the input's shape; 0 for an empty window."""
     result = empty(x, offsets.shape, x.dtype, last, len(call.axes))
     if result.numel():
         order, (n_lead, *_) = pooled_last(x.dim(), call.axes)
         flat = materialized(x).permute(order).flatten(n_lead)
-        at = _positions(call.plan, offsets, call.axes).permute(order).flatten(n_lead)
+        found = positions(call.plan, offsets.long(), call.axes, lambda t: torch.tensor(t, device=x.device))
+        at = found.permute(order).flatten(n_lead)
         taken = flat.gather(-1, at.clamp(min=0)).masked_fill_(at < 0, 0)
         result.permute(order).copy_(taken.view(*flat.shape[:-1], *call.plan.out))
     return result

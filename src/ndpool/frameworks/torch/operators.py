@@ -18,10 +18,11 @@ from torch.library import custom_op, define, impl, register_fake, register_vmap
 from ndpool import geometry
 from ndpool._arguments import check_sizes
 from ndpool._call import BYTE_TAPS, INDEX64, OFFSET8, OFFSET32, Call, Unpool
+from ndpool._plan import with_sizes
 from ndpool.frameworks.torch import kernels
 from ndpool.frameworks.torch import operator_checks as checks
 from ndpool.frameworks.torch.autograd import batched, lp_factors, shifted_axes, take
-from ndpool.frameworks.torch.tensors import EXTRA_DTYPES, channels_last, empty, with_sizes
+from ndpool.frameworks.torch.tensors import EXTRA_DTYPES, channels_last, empty
 from ndpool.reductions import REDUCTIONS
 
 _WINDOWS = "SymInt[] axes, str fn, str reduce, SymInt[] windows"

@@ -18,8 +18,10 @@ from torch.autograd import Function
 from torch.autograd.graph import increment_version
 
 from ndpool import _record
+from ndpool._cache import MAX_WINDOWS
 from ndpool._call import BYTE_TAPS, INDEX64, NO_EXTRA, OFFSET8, Call
 from ndpool._native import core, core_plan
+from ndpool._plan import with_sizes
 from ndpool._policy import DTYPES, FIRST_FLOAT, arithmetic
 from ndpool.frameworks.torch import cpu, kernels
 from ndpool.frameworks.torch.autograd import (
@@ -45,7 +47,6 @@ from ndpool.frameworks.torch.tensors import (
 )
 
 _SMALL = 1024  # elements of a result that is allocated like a kept tensor, and of offsets kept in a bytearray
-_MAX_WINDOWS = 1024  # along an axis: the cache keeps no large tables
 
 
 def prepare(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
@@ -59,7 +60,7 @@ def prepare(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     how = arithmetic(call.function, call.reduction, DTYPES[code], None, call.divisor, call.norm)
     if how != (call.reduction, DTYPES[code], False, 0) or not x.numel() or not prod(call.plan.out):
         return None
-    if max(call.plan.out) > _MAX_WINDOWS:
+    if max(call.plan.out) > MAX_WINDOWS:
         return None
     try:
         with torch.inference_mode(False):
@@ -109,10 +110,7 @@ class Training(NamedTuple):
 def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], Any] | None:
     fn, axes, plan, has_index = call.function, call.axes, call.plan, call.reduction.has_index
     last, n_axes = channels_last(x, axes), len(axes)
-    outs = list(x.shape)
-    for a, out in zip(axes, plan.out, strict=True):
-        outs[a] = out
-    shape = tuple(outs)
+    shape = with_sizes(x.shape, axes, plan.out)
     new, stride = _new(x, shape, x.dtype, last, n_axes)
     source, target = (0, x.shape, x.stride()), (0, shape, stride)
 

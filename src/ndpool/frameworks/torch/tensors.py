@@ -204,14 +204,6 @@ def zeroed(x: Tensor) -> Tensor:
     return x
 
 
-def with_sizes(shape: Any, axes: Any, sizes: Any) -> Any:
-    """The shape with other sizes at the pooled axes."""
-    result = list(shape)
-    for axis, size in zip(axes, sizes, strict=True):
-        result[axis] = size
-    return tuple(result)
-
-
 def pooled_last(ndim: int, axes: tuple[int, ...]) -> tuple[list[int], tuple[int, ...]]:
     """The order of axes that puts the pooled ones last, and their places then."""
     order = [a for a in range(ndim) if a not in axes] + list(axes)
