@@ -428,7 +428,7 @@ def test_adaptive_lp_pooling_is_the_norm_of_each_window():
 @pytest.mark.parametrize("norm", [1, 3, 1.0, 3.0, 2.5, 2.0, 4])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.int64, np.uint8])
 def test_general_lp_pooling_is_a_true_norm(dtype, norm):
-    """pytorch#184037: the root of the sum of |x|**p, whatever the sign, and never scaled up; tensors agree."""
+    """pytorch#184037: the root of the sum of |x|**p, whatever the sign, never scaled up; tensors agree."""
     x = np.arange(-7, 8).astype(dtype) if dtype != np.uint8 else np.arange(15, dtype=dtype)
     if dtype == np.int8:
         x[0] = -128
