@@ -5,6 +5,7 @@ The interpreter must be selected before Triton is imported, and nothing else sho
 
 from __future__ import annotations
 
+import ast
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,6 +32,17 @@ def test_kernels(part):
     file = str(HERE / "gpu_checks.py")
     code = f"import sys, pytest; sys.exit(pytest.main({[*options, '--import-mode=importlib', file]!r}))"
     print(run_python(code, TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES=""))
+
+
+def test_defaults_are_not_plain_strings():
+    """Triton 3.6 fails if the default of an argument is a plain string; 3.9 accepts it."""
+    files = sorted((HERE.parent / "src/ndpool/_triton/kernels").glob("*.py"))
+    assert len(files) > 10
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            defaults = node.args.defaults if isinstance(node, ast.FunctionDef) else []
+            plain = [d for d in defaults if isinstance(d, ast.Constant) and isinstance(d.value, str)]
+            assert not plain, f"{file.name}: {node.name}"
 
 
 def test_kernels_compile():

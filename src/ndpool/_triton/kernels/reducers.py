@@ -12,6 +12,7 @@ MAX, MIN, SUM, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.c
 # A maximum by one instruction, without offsets.
 FAST_MAX = tl.constexpr(4)
 NO_OFFSET = tl.constexpr(2**30 - 1)  # the offset of no element
+NO_POLICY = tl.constexpr("")  # of eviction; Triton 3.6 does not accept a plain string as a default
 
 
 @triton.jit
@@ -25,7 +26,9 @@ def widen(v, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def load_or_identity(pointer, ok, IDENTITY: tl.constexpr, COMPUTE: tl.constexpr, EVICT: tl.constexpr = ""):
+def load_or_identity(
+    pointer, ok, IDENTITY: tl.constexpr, COMPUTE: tl.constexpr, EVICT: tl.constexpr = NO_POLICY
+):
     """Elements, and the identity where masked; integers in the compute type."""
     if COMPUTE.is_floating():
         return tl.load(pointer, mask=ok, other=IDENTITY, eviction_policy=EVICT)
