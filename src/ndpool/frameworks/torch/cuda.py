@@ -199,6 +199,8 @@ def _long(call: Call, x: Tensor) -> int:
 
 def launches(call: Call, x: Tensor, last: bool, device: torch.device) -> list[Any] | None:
     """(shape, dtype, kernel) of each kernel of a call, if they simply follow one another."""
+    if call.reduction.norm and (call.norm != 2 or call.plan.taps > FUSED_TAPS):
+        return None
     if call.plan.taps > FUSED_TAPS:
         made: list[Any] = []
         for part in _passes(call, x) or ():
@@ -311,6 +313,14 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tenso
     return _backward(call, grad, offsets, last)
 
 
+def backward_launch(call: Call, grad: Tensor, result: Tensor, has_index: bool, aligned: bool) -> Any:
+    """The kernel that writes the gradient `result` of the input, or None if `grad` must be packed first."""
+    memory = (result.shape, result.stride(), grad.shape, grad.stride())
+    arrays = Arrays(*memory, grad.dtype, grad.dtype, grad.device, aligned)
+    divisor = 0 if has_index else call.divisor
+    return backward(call.plan, call.axes, arrays, has_index, call.reduction.divides, divisor)
+
+
 def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> Tensor:
     axes, plan = call.axes, call.plan
     has_index = offsets is not None
@@ -323,10 +333,7 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
         aligned = (grad.data_ptr() | result.data_ptr()) % 16 == 0
         if offsets is not None:
             aligned = aligned and offsets.data_ptr() % 16 == 0
-        shapes = (result.shape, result.stride(), grad.shape, grad.stride())
-        arrays = Arrays(*shapes, grad.dtype, grad.dtype, grad.device, aligned)
-        how = (has_index, call.reduction.divides, 0 if has_index else call.divisor)
-        run = backward(plan, axes, arrays, *how)
+        run = backward_launch(call, grad, result, has_index, aligned)
         if run is not None:
             _on_device(run, grad, grad if offsets is None else offsets, result)
         return run is not None
