@@ -406,6 +406,32 @@ class Growing:
         return self.value
 
 
+def test_warmup():
+    """Afterwards a training step of the same model prepares no kernel, and its statistics are unchanged."""
+
+    def prepared():
+        return cuda._launched.cache_info().misses, backward.backward.cache_info().misses
+
+    layers = (torch.nn.BatchNorm2d(4), torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(3))
+    model = torch.nn.Sequential(*layers).to(DEVICE)
+    ndpool.torch.accelerate(model)
+    inputs = [torch.rand(1, 4, size, size, device=DEVICE) for size in (26, 34)]
+    before = prepared()
+    assert ndpool.torch.warmup(model, inputs) == 4
+    between = prepared()
+    assert all(a < b for a, b in zip(before, between, strict=True))
+    assert all(module.training for module in model.modules())
+    assert layers[0].num_batches_tracked == 0
+    for x in inputs:
+        model(x).square().sum().backward()
+    assert prepared() == between
+    calls = [(ndpool.max_pool2d, torch.rand(1, 4, 22, 22, device=DEVICE), 3)] * 2
+    assert ndpool.torch.warmup(calls, training=False) == 1
+    after = prepared()
+    assert after[0] > between[0]
+    assert after[1] == between[1]
+
+
 def test_errors_do_not_depend_on_history():
     """2, 2.0 and True are equal: a cached call must not make the others legal."""
     x = torch.randn(1, 2, 8, 8).to(DEVICE)

@@ -35,6 +35,7 @@ from ndpool._triton.launch import (
     max_overlap,
     merged,
     optional,
+    packed,
     runs,
     tables,
     three_axes,
@@ -47,6 +48,10 @@ from ndpool._triton.regions import region_backward
 from ndpool.geometry import AxisPlan, Plan
 
 LARGE = 2**24  # elements from which the device is busy even if every thread writes few
+SPARSE = 16  # inputs per output from which gradients are scattered into zeros; half where gathers are slow
+SHORT_ROW = 256  # bytes
+ZEROS = 2**16  # bytes of a plane that one program fills with zeros
+FEW_PLANES = 512  # too few to fill a large device
 
 
 @lru_cache(1024)
@@ -76,9 +81,8 @@ def backward(
         )
     if rows := rows_of_channels(three, layout):
         return channels_backward(layout, rows, size, by, common)
-    if has_index and not layout.channels and prod(plan.sizes) >= 16 * prod(plan.out):
-        if prod(map(max_overlap, three)) <= 8:
-            return _scatter(three, layout, size, common, device)
+    if has_index and _scatters(three, layout, size):
+        return _scatter(three, layout, size, common, device)
     if not has_index and divide != 2 and is_dense(three) and all(a.stride == 1 for a in three):
         shapes = dict(zip(Arrays._fields, memory, strict=False))
         return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by)
@@ -96,6 +100,18 @@ def backward(
     if rows and unpadded(three) and max(max_overlap(three[0]), max_overlap(last)) <= 2:
         return _rows(three, layout, size, by, common, device)
     return _windows(three, layout, size, by, common, device)
+
+
+def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
+    """Whether windows are so large that zeros and a scatter take less time than a gather."""
+    dense, last = is_dense(axes), axes[2]
+    if layout.channels and (dense or unpadded(axes)):
+        return False  # gathers read full vectors of channels
+    # Blocks of short rows and an odd stride are written element by element, in partial sectors.
+    scalar = last.stride % 2 == 1 and last.size * itemsize < SHORT_ROW
+    sparse = SPARSE // 2 if not layout.channels and (scalar or not dense) else SPARSE
+    inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
+    return inputs >= sparse * outs and prod(map(max_overlap, axes)) <= 8
 
 
 def overlap_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:
@@ -339,13 +355,7 @@ def _scatter(
     n_lanes = n_planes * outs
     lanes = lanes_for(n_lanes, THREADS)
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
-    if (
-        not layout.channels
-        and layout.leads < 2
-        and layout.input_strides[1] in (0, plane)
-        and layout.input_strides[5] == 1
-        and plane <= 2**16
-    ):
+    if packed(axes, layout) and plane * min(itemsize, 8) <= ZEROS and n_planes >= FEW_PLANES:
         # Few enough planes that their zeros are still in the cache when the values are scattered.
         lanes = THREADS // 2 if itemsize < 4 and outs <= THREADS // 2 else THREADS
         planes = min(n_planes, next_power(-(-(2**10) // plane)), max(1, lanes // outs))

@@ -44,6 +44,7 @@ from ndpool.geometry import AxisPlan, Plan
 # Taps of a regular window from which segments are faster than strips, and taps from which windows are cut.
 VECTOR_TAPS, MANY_TAPS = 65, 256
 FEW_LANES = 2**16  # too few to fill a large device
+LONG_ROW = 64  # taps of a window's row from which more threads share it
 
 
 def forward(
@@ -137,6 +138,29 @@ def split_rows(
     return None if layout is None else (three_axes(Plan([*rows, axis])), layout)
 
 
+def segment_shape(kernel: int, itemsize: int, single: bool, n_windows: int) -> tuple[int, int, int, int]:
+    """Elements per vector, threads per window, vectors of a thread per row, and rows at a time.
+
+    Powers of 2 that depend on the length class of a window's rows, and on whether there are too few windows
+    to fill the device.
+    """
+    long, narrow = kernel >= LONG_ROW and not single, itemsize < 4
+    unit = max(1, (8 if single or long or (not narrow and kernel <= 6) else 4) // itemsize)
+    needed = -(-(kernel + unit - 1) // unit)
+    vectors = min((2 if long else 8) if narrow or single else 4, next_power(needed))
+    lanes = min(32, next_power(-(-needed // vectors)))
+    vectors = min(8, next_power(-(-needed // lanes)))
+    if lanes * n_windows >= 2 * FEW_LANES or single:
+        return unit, lanes, vectors, 8 // vectors if long else max(1, 4 // vectors)
+    if lanes == 1:
+        return (unit, 4, 2, 1) if vectors == 8 else (unit, 1, vectors, max(1, 4 // vectors))
+    unit = max(1, 8 // itemsize)
+    needed = -(-(kernel + unit - 1) // unit)
+    lanes = 16 if needed <= 16 else 32
+    vectors = min(8, next_power(-(-needed // lanes)))
+    return unit, lanes, vectors, 8 // vectors
+
+
 def _segments(
     axes: tuple[AxisPlan, ...],
     layout: Layout,
@@ -153,14 +177,11 @@ def _segments(
     n_windows, least = n_planes * last.out, int(last.windows()[1].min())
     # Full vectors are loaded: the last one must not reach past the input.
     single = d.size == h.size == 1
-    unit = max(1, (8 if single else 4) // itemsize)
+    shape = (last.kernel, itemsize, single, d.out * h.out * n_windows)
+    unit, lanes, vectors, rows = segment_shape(*shape)
     if not packed(axes, layout) or prod(a.size for a in axes) * n_planes % unit:
-        unit = 1
-    most = 8 if single or itemsize < 4 else 4
-    length = last.kernel + unit - 1
-    vectors = min(most, next_power(-(-length // unit)))
-    lanes = min(32, next_power(-(-length // (unit * vectors))))
-    width, loop = lanes * unit, length > lanes * unit * vectors
+        unit, lanes, vectors, rows = segment_shape(shape[0], 16, *shape[2:])
+    width, loop = lanes * unit, last.kernel + unit - 1 > lanes * unit * vectors
     windows = THREADS // lanes
     numbers: list[Any] = [n_windows, layout.sizes[1], *map(magic, (last.out, layout.sizes[1], h.out, d.out))]
     numbers += [*layout.input_strides[1:5], *layout.output_strides[1:], h.size, last.size]
@@ -172,7 +193,7 @@ def _segments(
         "WIDTH": width,
         "VECTORS": vectors,
         "FULL": full if not loop and least // width >= full else 0,
-        "ROWS": 1 if loop or single else max(1, 4 // vectors),
+        "ROWS": 1 if loop or single else rows,
         "LOOP": loop,
         "WINDOWS": windows,
         "num_warps": THREADS // 32,

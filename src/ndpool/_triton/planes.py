@@ -91,6 +91,18 @@ def plane_pieces(size: int, n_planes: int) -> int:
     return 1
 
 
+def channel_shape(
+    last: AxisPlan, several: bool, merges: bool, width: int, itemsize: int
+) -> tuple[int, int, int]:
+    """Columns and rows at a time, and warps: few shapes for all sizes."""
+    if not several:
+        if itemsize < 4 and last.kernel <= 256:
+            return 16, 1, 1  # a warp merges its columns without shared memory
+        return (32 if merges or last.kernel <= 96 else 64), 1, 4
+    more = max(1, ROW // (width * min(itemsize, 8)))  # columns where there are few channels
+    return (8 * more, 8, 4) if last.kernel <= 8 else (16 * more, 8, 8)
+
+
 def _plane_pass(
     size: int, layout: Layout, itemsize: int, by: int, common: dict[str, Any], pieces: bool = False
 ) -> Launch:
@@ -112,7 +124,7 @@ def _plane_pass(
         # One kernel for all sizes.
         unit = widest_or_one(itemsize, *pitches)
         shifted = dense and unit > 1
-        lanes, parts, threads = 4 * THREADS, 0, THREADS if common["OP"] == SUM else 2 * THREADS
+        lanes, parts, threads = 4 * THREADS, 0, 2 * THREADS
     width, planes = lanes * unit, max(1, min(threads // lanes, next_power(n_planes)))
     numbers: list[Any] = [
         n_planes,
@@ -223,10 +235,10 @@ def _channel_pass(
 ) -> Launch:
     """One launch; `parts`: 1 writes pieces of windows, 2 merges them, with offsets `half` elements later."""
     d, h, last = axes
-    unit, width, height, blocks = channel_blocks(layout, itemsize)
-    # Two shapes for all sizes: several rows of narrow windows, or one row of wide ones.
-    narrow = last.kernel <= 16 and height >= 16
-    columns = 16 if narrow else min(height, 64)
+    unit, width, _, blocks = channel_blocks(layout, itemsize)
+    several = d.size * h.size > 1
+    with_offsets = common["OP"] != SUM and common["KIND"] != 0
+    columns, rows, warps = channel_shape(last, several, parts == 2, width, itemsize)
     x_strides = [s // unit for s in layout.input_strides]
     numbers: list[Any] = [blocks, layout.sizes[0], layout.sizes[1], half]
     numbers += [*map(magic, (blocks, last.out, h.out, d.out, layout.sizes[1])), *x_strides[1:]]
@@ -237,10 +249,10 @@ def _channel_pass(
         "UNIT": unit,
         "WIDTH": width,
         "COLUMNS": columns,
-        "ROWS": min(4, height // 16) if narrow else 1,
+        "ROWS": rows,
         "PARTS": parts,
-        "WITH_OFFSETS": common["OP"] != SUM and common["KIND"] != 0,
-        "num_warps": 4,
+        "WITH_OFFSETS": with_offsets,
+        "num_warps": warps,
     }
     given: list[Tensor | None] = []
     for a in axes:

@@ -147,9 +147,8 @@ def _gradient_of_input(
                 tw = tap_of(i, other_w, starts_w, stride_w, step_w, origin_w, DILATED)
                 at = y_base + other_d * y_d + other_h * y_h + other_w * y_w
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
-                g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
                 hit = ok & (tap == (td * kernel_h + th) * kernel_w + tw)
-                total += tl.where(hit, g, 0)
+                total += widen(tl.load(grad + at, mask=hit, other=0), COMPUTE)
     return x_base + d * x_d + h * x_h + i * x_w, total, live
 
 
