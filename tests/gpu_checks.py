@@ -30,7 +30,7 @@ from fences import pages, poisoned_results
 from ndpool import _record, geometry
 from ndpool._cache import cache
 from ndpool._call import Call
-from ndpool._triton import backward, decompose, launch, planes, strip
+from ndpool._triton import backward, decompose, launch, strip, tuning
 from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import layout_of
 from ndpool.frameworks.torch import cuda, kernels, tensors
@@ -129,6 +129,9 @@ CASES = [
     ("max_pool2d", (1, 4, 7, 8), (7, 2, 3)),
     ("max_pool2d", (1, 4, 6, 8), (11, 1, 5)),
     ("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)),
+    # Gradients scattered into zeros: dilated windows, and short rows with an odd stride.
+    ("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)),
+    ("max_pool2d", (2, 2, 9, 12), (3,)),
     ("avg_pool2d", (2, 4, 6, 8), (2,)),
     ("avg_pool2d", (1, 4, 6, 8), (3, 1, 1)),
     # Rows that are not aligned.
@@ -184,6 +187,7 @@ KINDS = [
         (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), LAYOUTS[:2]),
+        (("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)), ("channels_last",)),
         (("max_pool2d", (1, 4, 6, 8), (11, 1, 5)), ("channels_last",)),
         (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (2, 4, 7, 7), (1,)), LAYOUTS[:2]),
@@ -311,6 +315,21 @@ def test_every_case(name, shape, args, layout):
         assert g.is_contiguous(memory_format=last)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "args"), [case for case in CASES if case[0].startswith("adaptive")], ids=str
+)
+def test_many_windows(monkeypatch, name, shape, args):
+    """`test_every_case` with the block shapes of windows and planes that fill a device."""
+    forget = (cuda._launched.cache_clear, backward.backward.cache_clear, cache.clear)
+    for limit in ("FEW_LANES", "FEW_PLANES"):
+        monkeypatch.setattr(tuning, limit, 0)
+    [clear() for clear in forget]
+    try:
+        test_every_case(name, shape, args, "contiguous")
+    finally:
+        [clear() for clear in forget]
+
+
 class Fenced:
     """Tensors in their own memory, flush against a protected page before or after them."""
 
@@ -384,9 +403,9 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
 )
 def test_several_kernels(monkeypatch, name, shape, args, layout):
     """The paths of large arrays: axis by axis, windows and planes cut into pieces."""
-    monkeypatch.setattr(decompose, "PIECE", 1)
-    monkeypatch.setattr(planes, "LARGE", 16)
-    monkeypatch.setattr(cuda, "SHORT", 0)
+    monkeypatch.setattr(tuning, "PIECE", 1)
+    monkeypatch.setattr(tuning, "LARGE_PLANE", 16)
+    monkeypatch.setattr(tuning, "SHORT", 0)
     caches = (decompose.pieces.cache_clear, cuda._launched.cache_clear, cache.clear)
     for clear in caches:
         clear()
@@ -502,7 +521,7 @@ def test_few_kernels_for_all_sizes(name, args, last):
 @pytest.mark.parametrize(("name", "sizes"), [("max_pool2d", (8, 16)), ("avg_pool3d", (4, 4, 8))])
 def test_gradients_row_by_row(monkeypatch, name, sizes, last):
     """The path of large arrays: every row of windows is a plane, written in memory order."""
-    monkeypatch.setattr(backward, "LARGE", 0)
+    monkeypatch.setattr(tuning, "LARGE_RESULT", 0)
     backward.backward.cache_clear()
     x = torch.randint(-9, 9, (2, 4, *sizes), generator=torch.Generator().manual_seed(0)).float()
     if last:
@@ -543,7 +562,7 @@ def test_zeros_of_both_signs(monkeypatch, args, layout, large):
     """With indices a zero has the sign of the element at its index; without them either sign is allowed."""
     forget = (cuda._launched.cache_clear, cache.clear)
     if large:
-        monkeypatch.setattr(strip, "SATURATED", 1)
+        monkeypatch.setattr(tuning, "SATURATED", 1)
         [clear() for clear in forget]
     draw = torch.Generator().manual_seed(0)
     shape = (1, 2, 8, 7 if layout == "odd" else 8)

@@ -20,7 +20,7 @@ from ndpool import _record
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET32, Call, Unpool
 from ndpool._plan import Plan, positions, with_sizes
 from ndpool._policy import wrong_index
-from ndpool._triton import scatter
+from ndpool._triton import scatter, tuning
 from ndpool._triton.backward import backward
 from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
@@ -38,9 +38,6 @@ from ndpool.frameworks.torch.tensors import (
 )
 from ndpool.reductions import REDUCTIONS, Reduction
 
-SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than a second kernel starts
-FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
-
 
 def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor, ...] = ()) -> Any:
     """Values of `call.dtype`, and the extra tensor where one is asked for; `last`: channels-last or not.
@@ -49,9 +46,9 @@ def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor,
     """
     axes, plan = call.axes, call.plan
     if call.reduction.norm:
-        if call.norm != 2 or not x.is_floating_point() or plan.taps > FUSED_TAPS:
+        if call.norm != 2 or not x.is_floating_point() or plan.taps > tuning.FUSED_TAPS:
             return _norm(call, x, last)
-    elif plan.taps > FUSED_TAPS:
+    elif plan.taps > tuning.FUSED_TAPS:
         if last is None:
             last = channels_last(x, axes)
         found = _in_passes(call, x, last)
@@ -176,7 +173,7 @@ def _passes(call: Call, x: Tensor) -> tuple[Call, Call] | None:
 def _parts(call: Call, x: Tensor) -> tuple[Plan, Plan] | None:
     """The plans of two passes that replace one, if any."""
     plan, has_index = call.plan, call.reduction.has_index
-    if not has_index and x.numel() <= SHORT and max(a.kernel for a in plan.axes) <= 16:
+    if not has_index and x.numel() <= tuning.SHORT and max(a.kernel for a in plan.axes) <= 16:
         return None
     return passes(plan, _long(call, x)) or (steps(plan) if has_index else None)
 
@@ -199,9 +196,9 @@ def _long(call: Call, x: Tensor) -> int:
 
 def launches(call: Call, x: Tensor, last: bool, device: torch.device) -> list[Any] | None:
     """(shape, dtype, kernel) of each kernel of a call, if they simply follow one another."""
-    if call.reduction.norm and (call.norm != 2 or call.plan.taps > FUSED_TAPS):
+    if call.reduction.norm and (call.norm != 2 or call.plan.taps > tuning.FUSED_TAPS):
         return None
-    if call.plan.taps > FUSED_TAPS:
+    if call.plan.taps > tuning.FUSED_TAPS:
         made: list[Any] = []
         for part in _passes(call, x) or ():
             found = launches(part, x, last, device)
