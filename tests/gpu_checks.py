@@ -145,6 +145,9 @@ CASES = [
     ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     ("adaptive_avg_pool2d", (2, 4, 7, 7), (1,)),
     ("adaptive_max_pool2d", (2, 4, 7, 7), (1,)),
+    # Planes that do not fill the last vector.
+    ("adaptive_avg_pool2d", (1, 3, 5, 7), (1,)),
+    ("adaptive_max_pool2d", (1, 3, 5, 7), (1,)),
     ("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)),
     ("adaptive_max_pool2d", (1, 4, 16, 16), (2,)),
     ("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)),
@@ -585,6 +588,21 @@ def test_zeros_of_both_signs(monkeypatch, args, layout, large):
         )
     if large:
         [clear() for clear in forget]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "args", [(2.0, 5, 5), (2.0, (13, 4), (14, 4)), (2.0, 5, 2), (2.0, 3, 1), (3.0, 2)], ids=str
+)
+def test_norms(last, args):
+    """In one kernel and in several, as PyTorch computes them in float64."""
+    x = torch.rand(2, 4, 15, 17, generator=torch.Generator().manual_seed(0)) + 0.5
+    x = (x.contiguous(memory_format=torch.channels_last) if last else x).requires_grad_()
+    ours = x.detach().to(DEVICE).requires_grad_()
+    got, want = ndpool.lp_pool2d(ours, *args), F.lp_pool2d(x.double(), *args).float()
+    torch.testing.assert_close(got.detach().cpu(), want.detach())
+    (g,) = torch.autograd.grad(got.sum(), ours)
+    torch.testing.assert_close(g.cpu(), torch.autograd.grad(want.sum(), x)[0])
 
 
 @pytest.mark.parametrize("last", [False, True])

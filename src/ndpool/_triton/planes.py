@@ -287,14 +287,16 @@ def channels_backward(layout: Layout, rows: int, itemsize: int, by: int, common:
 def plane_backward(
     size: int, total: int, pitch: int, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch:
-    vec = widest_or_one(itemsize, total)
+    """Write adjacent planes as one flat array of full vectors; the first program also writes the rest."""
+    vec = widest(itemsize)
     lanes = total // vec
     constants = {key: common[key] for key in ("HAS_INDEX", "DIVIDE", "COMPUTE", "INT64")} | {
         "LANES": 2 * tuning.THREADS,
         "VEC": vec,
+        "EDGES": total % vec > 0,
         "num_warps": tuning.THREADS // 32,
     }
-    grid = -(-lanes // (2 * tuning.THREADS))
+    grid = max(1, -(-lanes // (2 * tuning.THREADS)))
     launch_next = int(launches_dependents(grid, 2 * tuning.THREADS * vec * min(itemsize, 8)))
-    numbers: list[Any] = [lanes, size, magic(size), pitch, launch_next, by, 1 / by]
+    numbers: list[Any] = [lanes, total, size, magic(size), pitch, launch_next, by, 1 / by]
     return launcher(plane_backward_kernel, grid, numbers, constants, [], itemsize < 16)

@@ -13,6 +13,7 @@ PROGRAMS = 2112  # that fill a large device
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
+DISJOINT_TAPS = 128  # likewise, of norms over disjoint windows
 
 # Segments of contiguous rows.
 VECTOR_TAPS = 65  # taps of a regular window from which segments are faster than strips

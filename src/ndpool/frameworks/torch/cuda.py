@@ -46,7 +46,7 @@ def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor,
     """
     axes, plan = call.axes, call.plan
     if call.reduction.norm:
-        if call.norm != 2 or not x.is_floating_point() or plan.taps > tuning.FUSED_TAPS:
+        if not x.is_floating_point() or not _fuses_norm(call):
             return _norm(call, x, last)
     elif plan.taps > tuning.FUSED_TAPS:
         if last is None:
@@ -196,9 +196,10 @@ def _long(call: Call, x: Tensor) -> int:
 
 def launches(call: Call, x: Tensor, last: bool, device: torch.device) -> list[Any] | None:
     """(shape, dtype, kernel) of each kernel of a call, if they simply follow one another."""
-    if call.reduction.norm and (call.norm != 2 or call.plan.taps > tuning.FUSED_TAPS):
-        return None
-    if call.plan.taps > tuning.FUSED_TAPS:
+    if call.reduction.norm:
+        if not _fuses_norm(call):
+            return None
+    elif call.plan.taps > tuning.FUSED_TAPS:
         made: list[Any] = []
         for part in _passes(call, x) or ():
             found = launches(part, x, last, device)
@@ -288,6 +289,12 @@ def _norm(call: Call, x: Tensor, last: bool | None) -> Tensor:
     powers = _power(materialized(x).to(wide), norm)
     mean = call._replace(reduction=REDUCTIONS["avg"], dtype=wide, norm=0.0)
     return _power(pool(mean, powers, last) * plan.taps, 1 / norm).to(call.dtype)
+
+
+def _fuses_norm(call: Call) -> bool:
+    """Whether one kernel computes Lp pooling."""
+    most = tuning.FUSED_TAPS if any(a.kernel > a.stride for a in call.plan.axes) else tuning.DISJOINT_TAPS
+    return call.norm == 2 and call.plan.taps <= most
 
 
 def _power(x: Tensor, norm: float) -> Tensor:
