@@ -36,7 +36,7 @@ from ndpool._triton.launch import (
     three_axes,
     whole_planes,
 )
-from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
+from ndpool._triton.memory import BYTES, Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
 from ndpool._triton.strip import strip
 from ndpool.geometry import AxisPlan, Plan
@@ -133,14 +133,17 @@ def split_rows(
     return None if layout is None else (three_axes(Plan([*rows, axis])), layout)
 
 
-def segment_shape(kernel: int, itemsize: int, single: bool, n_windows: int) -> tuple[int, int, int, int]:
+def segment_shape(
+    kernel: int, itemsize: int, single: bool, with_offsets: bool, n_windows: int
+) -> tuple[int, int, int, int]:
     """Elements per vector, threads per window, vectors of a thread per row, and rows at a time.
 
     Powers of 2 that depend on the length class of a window's rows, and on whether there are too few windows
     to fill the device.
     """
     long, narrow = kernel >= tuning.LONG_ROW and not single, itemsize < 4
-    unit = max(1, (8 if single or long or (not narrow and kernel <= 6) else 4) // itemsize)
+    wide = single or long or (not narrow and (with_offsets or kernel <= 6))
+    unit = max(1, (8 if wide else 4) // itemsize)
     needed = -(-(kernel + unit - 1) // unit)
     vectors = min((2 if long else 8) if narrow or single else 4, next_power(needed))
     lanes = min(32, next_power(-(-needed // vectors)))
@@ -172,10 +175,10 @@ def _segments(
     n_windows, least = n_planes * last.out, int(last.windows()[1].min())
     # Full vectors are loaded: the last one must not reach past the input.
     single = d.size == h.size == 1
-    shape = (last.kernel, itemsize, single, d.out * h.out * n_windows)
-    unit, lanes, vectors, rows = segment_shape(*shape)
+    how = (single, common["KIND"] != 0, d.out * h.out * n_windows)
+    unit, lanes, vectors, rows = segment_shape(last.kernel, itemsize, *how)
     if not packed(axes, layout) or prod(a.size for a in axes) * n_planes % unit:
-        unit, lanes, vectors, rows = segment_shape(shape[0], 16, *shape[2:])
+        unit, lanes, vectors, rows = segment_shape(last.kernel, BYTES, *how)  # single elements
     width, loop = lanes * unit, last.kernel + unit - 1 > lanes * unit * vectors
     windows = tuning.THREADS // lanes
     numbers: list[Any] = [n_windows, layout.sizes[1], *map(magic, (last.out, layout.sizes[1], h.out, d.out))]

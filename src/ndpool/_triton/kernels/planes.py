@@ -221,7 +221,7 @@ def plane_backward_kernel(
     COMPUTE: tl.constexpr,
     INT64: tl.constexpr,
 ):
-    """Gradient of adjacent planes of `size` elements, as a flat array: full vectors and, at EDGES, the rest."""
+    """Gradient of adjacent planes of `size` elements, flat: full vectors and, with EDGES, the rest."""
     pid = tl.program_id(0)
     if INT64:
         pid = pid.to(tl.int64)
