@@ -30,7 +30,7 @@ from fences import pages, poisoned_results
 from ndpool import _record, geometry
 from ndpool._cache import cache
 from ndpool._call import Call
-from ndpool._triton import backward, decompose, launch, planes, strip
+from ndpool._triton import backward, decompose, launch, strip, tuning
 from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import layout_of
 from ndpool.frameworks.torch import cuda, kernels, tensors
@@ -129,6 +129,9 @@ CASES = [
     ("max_pool2d", (1, 4, 7, 8), (7, 2, 3)),
     ("max_pool2d", (1, 4, 6, 8), (11, 1, 5)),
     ("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)),
+    # Gradients scattered into zeros: dilated windows, and short rows with an odd stride.
+    ("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)),
+    ("max_pool2d", (2, 2, 9, 12), (3,)),
     ("avg_pool2d", (2, 4, 6, 8), (2,)),
     ("avg_pool2d", (1, 4, 6, 8), (3, 1, 1)),
     # Rows that are not aligned.
@@ -142,6 +145,9 @@ CASES = [
     ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     ("adaptive_avg_pool2d", (2, 4, 7, 7), (1,)),
     ("adaptive_max_pool2d", (2, 4, 7, 7), (1,)),
+    # Planes that do not fill the last vector.
+    ("adaptive_avg_pool2d", (1, 3, 5, 7), (1,)),
+    ("adaptive_max_pool2d", (1, 3, 5, 7), (1,)),
     ("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)),
     ("adaptive_max_pool2d", (1, 4, 16, 16), (2,)),
     ("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)),
@@ -184,6 +190,7 @@ KINDS = [
         (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), LAYOUTS[:2]),
+        (("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)), ("channels_last",)),
         (("max_pool2d", (1, 4, 6, 8), (11, 1, 5)), ("channels_last",)),
         (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (2, 4, 7, 7), (1,)), LAYOUTS[:2]),
@@ -311,6 +318,21 @@ def test_every_case(name, shape, args, layout):
         assert g.is_contiguous(memory_format=last)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "args"), [case for case in CASES if case[0].startswith("adaptive")], ids=str
+)
+def test_many_windows(monkeypatch, name, shape, args):
+    """`test_every_case` with the block shapes of windows and planes that fill a device."""
+    forget = (cuda._launched.cache_clear, backward.backward.cache_clear, cache.clear)
+    for limit in ("FEW_LANES", "FEW_PLANES"):
+        monkeypatch.setattr(tuning, limit, 0)
+    [clear() for clear in forget]
+    try:
+        test_every_case(name, shape, args, "contiguous")
+    finally:
+        [clear() for clear in forget]
+
+
 class Fenced:
     """Tensors in their own memory, flush against a protected page before or after them."""
 
@@ -384,9 +406,9 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
 )
 def test_several_kernels(monkeypatch, name, shape, args, layout):
     """The paths of large arrays: axis by axis, windows and planes cut into pieces."""
-    monkeypatch.setattr(decompose, "PIECE", 1)
-    monkeypatch.setattr(planes, "LARGE", 16)
-    monkeypatch.setattr(cuda, "SHORT", 0)
+    monkeypatch.setattr(tuning, "PIECE", 1)
+    monkeypatch.setattr(tuning, "LARGE_PLANE", 16)
+    monkeypatch.setattr(tuning, "SHORT", 0)
     caches = (decompose.pieces.cache_clear, cuda._launched.cache_clear, cache.clear)
     for clear in caches:
         clear()
@@ -404,6 +426,32 @@ class Growing:
     def __index__(self):
         self.value += 1
         return self.value
+
+
+def test_warmup():
+    """Afterwards a training step of the same model prepares no kernel, and its statistics are unchanged."""
+
+    def prepared():
+        return cuda._launched.cache_info().misses, backward.backward.cache_info().misses
+
+    layers = (torch.nn.BatchNorm2d(4), torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(3))
+    model = torch.nn.Sequential(*layers).to(DEVICE)
+    ndpool.torch.accelerate(model)
+    inputs = [torch.rand(1, 4, size, size, device=DEVICE) for size in (26, 34)]
+    before = prepared()
+    assert ndpool.torch.warmup(model, inputs) == 4
+    between = prepared()
+    assert all(a < b for a, b in zip(before, between, strict=True))
+    assert all(module.training for module in model.modules())
+    assert layers[0].num_batches_tracked == 0
+    for x in inputs:
+        model(x).square().sum().backward()
+    assert prepared() == between
+    calls = [(ndpool.max_pool2d, torch.rand(1, 4, 22, 22, device=DEVICE), 3)] * 2
+    assert ndpool.torch.warmup(calls, training=False) == 1
+    after = prepared()
+    assert after[0] > between[0]
+    assert after[1] == between[1]
 
 
 def test_errors_do_not_depend_on_history():
@@ -476,7 +524,7 @@ def test_few_kernels_for_all_sizes(name, args, last):
 @pytest.mark.parametrize(("name", "sizes"), [("max_pool2d", (8, 16)), ("avg_pool3d", (4, 4, 8))])
 def test_gradients_row_by_row(monkeypatch, name, sizes, last):
     """The path of large arrays: every row of windows is a plane, written in memory order."""
-    monkeypatch.setattr(backward, "LARGE", 0)
+    monkeypatch.setattr(tuning, "LARGE_RESULT", 0)
     backward.backward.cache_clear()
     x = torch.randint(-9, 9, (2, 4, *sizes), generator=torch.Generator().manual_seed(0)).float()
     if last:
@@ -517,7 +565,7 @@ def test_zeros_of_both_signs(monkeypatch, args, layout, large):
     """With indices a zero has the sign of the element at its index; without them either sign is allowed."""
     forget = (cuda._launched.cache_clear, cache.clear)
     if large:
-        monkeypatch.setattr(strip, "SATURATED", 1)
+        monkeypatch.setattr(tuning, "SATURATED", 1)
         [clear() for clear in forget]
     draw = torch.Generator().manual_seed(0)
     shape = (1, 2, 8, 7 if layout == "odd" else 8)
@@ -540,6 +588,21 @@ def test_zeros_of_both_signs(monkeypatch, args, layout, large):
         )
     if large:
         [clear() for clear in forget]
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "args", [(2.0, 5, 5), (2.0, (13, 4), (14, 4)), (2.0, 5, 2), (2.0, 3, 1), (3.0, 2)], ids=str
+)
+def test_norms(last, args):
+    """In one kernel and in several, as PyTorch computes them in float64."""
+    x = torch.rand(2, 4, 15, 17, generator=torch.Generator().manual_seed(0)) + 0.5
+    x = (x.contiguous(memory_format=torch.channels_last) if last else x).requires_grad_()
+    ours = x.detach().to(DEVICE).requires_grad_()
+    got, want = ndpool.lp_pool2d(ours, *args), F.lp_pool2d(x.double(), *args).float()
+    torch.testing.assert_close(got.detach().cpu(), want.detach())
+    (g,) = torch.autograd.grad(got.sum(), ours)
+    torch.testing.assert_close(g.cpu(), torch.autograd.grad(want.sum(), x)[0])
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -205,8 +205,8 @@ def test_modules_have_the_parameters_of_the_layers_that_they_name():
         module = getattr(modules, name)
         assert f"Parameters as in `ndpool.nn.{name}`." in inspect.getdoc(module)
         assert taken(module) == documented(getattr(ndpool.nn, name)), name
-    for function in (modules.accelerate, modules.restore, modules.patch, modules.unpatch):
-        check_parameters(function)
+    for name in ("accelerate", "restore", "patch", "unpatch", "warmup"):
+        check_parameters(getattr(modules, name))
 
 
 @pytest.mark.parametrize(

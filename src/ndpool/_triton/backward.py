@@ -14,13 +14,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ndpool._triton import tuning
 from ndpool._triton.forward import forward, is_irregular, split_rows, unpadded
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.row_backward import row_backward_kernel
 from ndpool._triton.kernels.scatter_backward import scatter_backward_kernel
 from ndpool._triton.kernels.window_backward import window_backward_kernel
 from ndpool._triton.launch import (
-    THREADS,
     Launch,
     Prepared,
     axis_numbers,
@@ -35,6 +35,7 @@ from ndpool._triton.launch import (
     max_overlap,
     merged,
     optional,
+    packed,
     runs,
     tables,
     three_axes,
@@ -45,8 +46,6 @@ from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, nex
 from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool._triton.regions import region_backward
 from ndpool.geometry import AxisPlan, Plan
-
-LARGE = 2**24  # elements from which the device is busy even if every thread writes few
 
 
 @lru_cache(1024)
@@ -76,9 +75,8 @@ def backward(
         )
     if rows := rows_of_channels(three, layout):
         return channels_backward(layout, rows, size, by, common)
-    if has_index and not layout.channels and prod(plan.sizes) >= 16 * prod(plan.out):
-        if prod(map(max_overlap, three)) <= 8:
-            return _scatter(three, layout, size, common, device)
+    if has_index and _scatters(three, layout, size):
+        return _scatter(three, layout, size, common, device)
     if not has_index and divide != 2 and is_dense(three) and all(a.stride == 1 for a in three):
         shapes = dict(zip(Arrays._fields, memory, strict=False))
         return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by)
@@ -86,7 +84,9 @@ def backward(
     if not has_index and unpadded(three) and not (is_dense(three) and prod(a.stride for a in three) < 16):
         found = region_backward(three, layout, size, by, common, device)
     if found is None and is_dense(three):
-        rows_only = split_rows(plan, axes, memory, written=True) if prod(memory[0]) >= LARGE else None
+        rows_only = (
+            split_rows(plan, axes, memory, written=True) if prod(memory[0]) >= tuning.LARGE_RESULT else None
+        )
         rows_, rows_layout = rows_only or (three, layout)
         found = _blocks(rows_, rows_layout, size, by, common | layout_constants(rows_layout))
     if found is not None:
@@ -96,6 +96,18 @@ def backward(
     if rows and unpadded(three) and max(max_overlap(three[0]), max_overlap(last)) <= 2:
         return _rows(three, layout, size, by, common, device)
     return _windows(three, layout, size, by, common, device)
+
+
+def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
+    """Whether windows are so large that zeros and a scatter take less time than a gather."""
+    dense, last = is_dense(axes), axes[2]
+    if layout.channels and (dense or unpadded(axes)):
+        return False  # gathers read full vectors of channels
+    # Blocks of short rows and an odd stride are written element by element, in partial sectors.
+    scalar = last.stride % 2 == 1 and last.size * itemsize < tuning.SHORT_ROW
+    sparse = tuning.SPARSE // 2 if not layout.channels and (scalar or not dense) else tuning.SPARSE
+    inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
+    return inputs >= sparse * outs and prod(map(max_overlap, axes)) <= 8
 
 
 def overlap_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:
@@ -163,7 +175,7 @@ def _blocks(
         y_unit = vec if last.out % vec == 0 and not any(s % vec for s in layout.output_strides[1:5]) else 1
     elif all(a.kernel <= a.stride for a in axes):
         vec = x_unit = y_unit = min(vec, max(1, 8 // itemsize))
-    large = prod(layout.sizes) * prod(a.size for a in axes) >= LARGE
+    large = prod(layout.sizes) * prod(a.size for a in axes) >= tuning.LARGE_RESULT
     rows, loop_h = 1 if large and h.kernel <= h.stride else 8 if large and columns and vec == 1 else 4, False
     across = vectors if columns else more[2] + 1
     while not columns and vec > 1 and across * vec * (1 + common["HAS_INDEX"]) > 64:
@@ -179,7 +191,7 @@ def _blocks(
     n_w = -(-last.size // (last.stride * outs))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
-    lanes = lanes_for(n_lanes, 2 * THREADS if rows == 8 else THREADS)
+    lanes = lanes_for(n_lanes, 2 * tuning.THREADS if rows == 8 else tuning.THREADS)
     n_strips = -(-blocks_h // rows)
     blocks_d = -(-d.size // d.stride)
     grid = -(-n_lanes // lanes) * blocks_d * n_strips
@@ -227,7 +239,7 @@ def _rows(
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
-    lanes = THREADS * (4 if vec == 1 else 1 if common["HAS_INDEX"] and vec > 4 else 2)
+    lanes = tuning.THREADS * (4 if vec == 1 else 1 if common["HAS_INDEX"] and vec > 4 else 2)
     lanes = lanes_for(n_lanes, lanes)
     bounds = runs(axes[1], device)
     n_runs = len(bounds) - 1
@@ -285,7 +297,7 @@ def _windows(
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
-    lanes = lanes_for(n_lanes, THREADS)
+    lanes = lanes_for(n_lanes, tuning.THREADS)
     bounds = runs(axes[1], device)
     if common["HAS_INDEX"]:
         # Gradients of max pooling differ from row to row; rows share only the work on the last axis.
@@ -337,17 +349,11 @@ def _scatter(
     outs, plane = prod(a.out for a in axes), prod(a.size for a in axes)
     n_planes = layout.sizes[0] * layout.sizes[1] * layout.sizes[2]
     n_lanes = n_planes * outs
-    lanes = lanes_for(n_lanes, THREADS)
+    lanes = lanes_for(n_lanes, tuning.THREADS)
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
-    if (
-        not layout.channels
-        and layout.leads < 2
-        and layout.input_strides[1] in (0, plane)
-        and layout.input_strides[5] == 1
-        and plane <= 2**16
-    ):
+    if packed(axes, layout) and plane * min(itemsize, 8) <= tuning.ZEROS and n_planes >= tuning.FEW_PLANES:
         # Few enough planes that their zeros are still in the cache when the values are scattered.
-        lanes = THREADS // 2 if itemsize < 4 and outs <= THREADS // 2 else THREADS
+        lanes = tuning.THREADS // 2 if itemsize < 4 and outs <= tuning.THREADS // 2 else tuning.THREADS
         planes = min(n_planes, next_power(-(-(2**10) // plane)), max(1, lanes // outs))
         vec = widest(itemsize)
         lanes_each, zeros_each, zeros = planes * outs, planes * plane, n_planes * plane
@@ -360,7 +366,7 @@ def _scatter(
     tabled = is_irregular(axes)
     given: list[Tensor | None] = []
     for a in axes:
-        numbers += [*axis_numbers(a), *containing(a, tabled)[2:]]
+        numbers += [*axis_numbers(a)[:6], *containing(a, tabled)[2:]]
         starts = tables(a, device)[0] if tabled or not a.regular else None
         given += [starts, *transposed_tables(a, tabled, device)]
     constants = {key: common[key] for key in ("COMPUTE", "INT64", "CHANNELS", "LEADS")} | {

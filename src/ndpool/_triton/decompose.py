@@ -11,13 +11,11 @@ from math import isqrt, prod
 
 import numpy as np
 
+from ndpool._triton import tuning
 from ndpool._triton.forward import folds_rows
 from ndpool._triton.launch import three_axes
 from ndpool._triton.planes import plane_pieces
 from ndpool.geometry import AxisPlan, Plan
-
-PROGRAMS = 2048  # programs that fill a large device
-PIECE = 2**14  # elements that one program reduces faster than more programs can be started
 
 
 @lru_cache(1024)
@@ -51,7 +49,7 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
     three, first = three_axes(plan), plan.axes[0]
     outs = prod(a.out for a in (three if channels else three[:2]))
     programs = outs * n_planes
-    n = min(256, first.kernel // 8, plan.taps // PIECE, -(-PROGRAMS // max(programs, 1)))
+    n = min(256, first.kernel // 8, plan.taps // tuning.PIECE, -(-tuning.PROGRAMS // max(programs, 1)))
     if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not folds_rows(three):
         return None
     if len(plan.axes) == 1 and plane_pieces(first.size, n_planes) > 1:

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ndpool._call import INDEX64
+from ndpool._triton import tuning
 from ndpool._triton.kernels.segment_forward import segment_forward_kernel
 from ndpool._triton.kernels.window_forward import window_forward_kernel
 from ndpool._triton.launch import (
     SQUARES,
-    THREADS,
     Launch,
     axis_numbers,
     compute_type,
@@ -36,14 +36,10 @@ from ndpool._triton.launch import (
     three_axes,
     whole_planes,
 )
-from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
+from ndpool._triton.memory import BYTES, Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
-from ndpool._triton.strip import SATURATED, strip
+from ndpool._triton.strip import strip
 from ndpool.geometry import AxisPlan, Plan
-
-# Taps of a regular window from which segments are faster than strips, and taps from which windows are cut.
-VECTOR_TAPS, MANY_TAPS = 65, 256
-FEW_LANES = 2**16  # too few to fill a large device
 
 
 def forward(
@@ -76,7 +72,7 @@ def forward(
         return channels_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
     if not rows and _few_lanes(three, layout, size):
         return channels_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
-    if folds_rows(three, VECTOR_TAPS):
+    if folds_rows(three, tuning.VECTOR_TAPS):
         found = _segments(three, layout, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
@@ -101,7 +97,7 @@ def _few_lanes(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> boo
     if not layout.channels or layout.input_strides[0] != 1 or not unpadded(axes):
         return False
     lanes = prod(layout.sizes) // channel_vector(layout, itemsize) * prod(a.out for a in axes)
-    return lanes < FEW_LANES and prod(a.kernel for a in axes) >= 64
+    return lanes < tuning.FEW_LANES and prod(a.kernel for a in axes) >= 64
 
 
 def split_rows(
@@ -114,7 +110,7 @@ def split_rows(
     """
     shape, stride, out_shape, out_stride = memory
     *outer, last = zip(plan.axes, axes, strict=True)
-    few = len(outer) == 1 and prod(out_shape) < 2 * SATURATED and not written
+    few = len(outer) == 1 and prod(out_shape) < 2 * tuning.SATURATED and not written
     for p, _ in outer:
         used = p.end + (p.stride - p.kernel if written else 0)
         shared = p.kernel > p.stride and not (few and p.stride > 1)
@@ -137,6 +133,32 @@ def split_rows(
     return None if layout is None else (three_axes(Plan([*rows, axis])), layout)
 
 
+def segment_shape(
+    kernel: int, itemsize: int, single: bool, with_offsets: bool, n_windows: int
+) -> tuple[int, int, int, int]:
+    """Elements per vector, threads per window, vectors of a thread per row, and rows at a time.
+
+    Powers of 2 that depend on the length class of a window's rows, and on whether there are too few windows
+    to fill the device.
+    """
+    long, narrow = kernel >= tuning.LONG_ROW and not single, itemsize < 4
+    wide = single or long or (not narrow and (with_offsets or kernel <= 6))
+    unit = max(1, (8 if wide else 4) // itemsize)
+    needed = -(-(kernel + unit - 1) // unit)
+    vectors = min((2 if long else 8) if narrow or single else 4, next_power(needed))
+    lanes = min(32, next_power(-(-needed // vectors)))
+    vectors = min(8, next_power(-(-needed // lanes)))
+    if lanes * n_windows >= 2 * tuning.FEW_LANES or single:
+        return unit, lanes, vectors, 8 // vectors if long else max(1, 4 // vectors)
+    if lanes == 1:
+        return (unit, 4, 2, 1) if vectors == 8 else (unit, 1, vectors, max(1, 4 // vectors))
+    unit = max(1, 8 // itemsize)
+    needed = -(-(kernel + unit - 1) // unit)
+    lanes = 16 if needed <= 16 else 32
+    vectors = min(8, next_power(-(-needed // lanes)))
+    return unit, lanes, vectors, 8 // vectors
+
+
 def _segments(
     axes: tuple[AxisPlan, ...],
     layout: Layout,
@@ -153,15 +175,12 @@ def _segments(
     n_windows, least = n_planes * last.out, int(last.windows()[1].min())
     # Full vectors are loaded: the last one must not reach past the input.
     single = d.size == h.size == 1
-    unit = max(1, (8 if single else 4) // itemsize)
+    how = (single, common["KIND"] != 0, d.out * h.out * n_windows)
+    unit, lanes, vectors, rows = segment_shape(last.kernel, itemsize, *how)
     if not packed(axes, layout) or prod(a.size for a in axes) * n_planes % unit:
-        unit = 1
-    most = 8 if single or itemsize < 4 else 4
-    length = last.kernel + unit - 1
-    vectors = min(most, next_power(-(-length // unit)))
-    lanes = min(32, next_power(-(-length // (unit * vectors))))
-    width, loop = lanes * unit, length > lanes * unit * vectors
-    windows = THREADS // lanes
+        unit, lanes, vectors, rows = segment_shape(last.kernel, BYTES, *how)  # single elements
+    width, loop = lanes * unit, last.kernel + unit - 1 > lanes * unit * vectors
+    windows = tuning.THREADS // lanes
     numbers: list[Any] = [n_windows, layout.sizes[1], *map(magic, (last.out, layout.sizes[1], h.out, d.out))]
     numbers += [*layout.input_strides[1:5], *layout.output_strides[1:], h.size, last.size]
     numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
@@ -172,10 +191,10 @@ def _segments(
         "WIDTH": width,
         "VECTORS": vectors,
         "FULL": full if not loop and least // width >= full else 0,
-        "ROWS": 1 if loop or single else max(1, 4 // vectors),
+        "ROWS": 1 if loop or single else rows,
         "LOOP": loop,
         "WINDOWS": windows,
-        "num_warps": THREADS // 32,
+        "num_warps": tuning.THREADS // 32,
     }
     given = [t for a in axes for t in tables(a, device)]
     grid = d.out * h.out * -(-n_windows // windows)
@@ -199,7 +218,7 @@ def is_irregular(axes: tuple[AxisPlan, ...]) -> bool:
     return unpadded(axes) and not all(a.regular for a in axes)
 
 
-def folds_rows(axes: tuple[AxisPlan, ...], least: int = MANY_TAPS) -> bool:
+def folds_rows(axes: tuple[AxisPlan, ...], least: int = tuning.MANY_TAPS) -> bool:
     """Whether windows have very many taps, overlap little and have no padding."""
     shared = prod(max(1, a.kernel * a.out // a.size) for a in axes)
     return shared == 1 and prod(a.kernel for a in axes) >= least and unpadded(axes)
@@ -217,7 +236,7 @@ def _windows(
     vec = 1 if per_plane else channel_vector(layout, itemsize)
     n_c, last = layout.sizes[0] // vec, axes[2]
     n_lanes = n_c * last.out * layout.sizes[1] * layout.sizes[2]
-    lanes = lanes_for(n_lanes, THREADS)
+    lanes = lanes_for(n_lanes, tuning.THREADS)
     grid = -(-n_lanes // lanes) * axes[0].out * axes[1].out
     x_strides, y_strides = (
         [s // vec for s in strides] for strides in (layout.input_strides, layout.output_strides)

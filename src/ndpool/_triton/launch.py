@@ -25,7 +25,6 @@ from ndpool.geometry import AxisPlan, Plan
 
 Launch = Callable[..., None]
 current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # None in a PyTorch without CUDA
-THREADS = 128
 MAX, SUM, SQUARES = 0, 2, 3  # as in `reductions`: an L2 norm is the root of a sum of squares
 FAST_MAX = 4  # as in `kernels.reducers`: a maximum without the order of zeros
 _TRIVIAL = AxisPlan(1, 1, 1, 1, 1, 0, (0, 1))

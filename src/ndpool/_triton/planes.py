@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ndpool._call import NO_EXTRA, OFFSET32
 from ndpool._plan import AxisPlan, Plan, irregular
+from ndpool._triton import tuning
 from ndpool._triton.kernels.channels_last import channels_last_backward_kernel, channels_last_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
 from ndpool._triton.launch import (
     SUM,
-    THREADS,
     Launch,
     all_of,
     launcher,
@@ -32,10 +32,6 @@ from ndpool._triton.launch import (
     three_axes,
 )
 from ndpool._triton.memory import LIMIT, Layout, layout_of, next_power, widest, widest_or_one
-
-LARGE = 2**12  # elements of a plane from which the kernel loops
-PROGRAMS = 2112  # programs that fill a large device
-ROW = 128  # bytes of a row that a program reads side by side
 
 
 def plane_forward(
@@ -81,14 +77,26 @@ def plane_forward(
 
 def plane_pieces(size: int, n_planes: int) -> int:
     """Into how many equal, aligned pieces planes are cut if they are too few to fill the device, else 1."""
-    if 2 * n_planes > PROGRAMS:
+    if 2 * n_planes > tuning.PROGRAMS:
         return 1
-    most = min(1024, size // LARGE)
-    wanted = min(most, -(-PROGRAMS // max(1, n_planes)))
+    most = min(1024, size // tuning.LARGE_PLANE)
+    wanted = min(most, -(-tuning.PROGRAMS // max(1, n_planes)))
     for n in (*range(wanted, min(2 * wanted, most) + 1), *range(wanted - 1, wanted // 2, -1)):
         if n > 1 and size % (8 * n) == 0:
             return int(n)
     return 1
+
+
+def channel_shape(
+    last: AxisPlan, several: bool, merges: bool, width: int, itemsize: int
+) -> tuple[int, int, int]:
+    """Columns and rows at a time, and warps: few shapes for all sizes."""
+    if not several:
+        if itemsize < 4 and last.kernel <= 256:
+            return 16, 1, 1  # a warp merges its columns without shared memory
+        return (32 if merges or last.kernel <= 96 else 64), 1, 4
+    more = max(1, tuning.CHANNEL_ROW // (width * min(itemsize, 8)))  # columns where there are few channels
+    return (8 * more, 8, 4) if last.kernel <= 8 else (16 * more, 8, 8)
 
 
 def _plane_pass(
@@ -106,13 +114,13 @@ def _plane_pass(
     lanes = max(lanes, 32 if unit == 1 else 2 if itemsize < 4 else 4)
     if common["OP"] == SUM and lanes > 64 and -(-vectors // 64) * unit <= 60:
         lanes = 64  # sums need few registers
-    threads = max(lanes, THREADS if common["OP"] == SUM or itemsize > 2 else THREADS // 2)
+    threads = max(lanes, tuning.THREADS if common["OP"] == SUM or itemsize > 2 else tuning.THREADS // 2)
     parts = -(-vectors // lanes)
-    if size > LARGE or lanes > 2 * THREADS:
+    if size > tuning.LARGE_PLANE or lanes > 2 * tuning.THREADS:
         # One kernel for all sizes.
         unit = widest_or_one(itemsize, *pitches)
         shifted = dense and unit > 1
-        lanes, parts, threads = 4 * THREADS, 0, THREADS if common["OP"] == SUM else 2 * THREADS
+        lanes, parts, threads = 4 * tuning.THREADS, 0, 2 * tuning.THREADS
     width, planes = lanes * unit, max(1, min(threads // lanes, next_power(n_planes)))
     numbers: list[Any] = [
         n_planes,
@@ -157,7 +165,7 @@ def by_channels(plan: Plan, axes: tuple[int, ...], shape: tuple[int, ...], strid
     return layout is not None and rows_of_channels(three_axes(plan), layout) > 0
 
 
-def channel_blocks(layout: Layout, itemsize: int, row: int = ROW) -> tuple[int, int, int, int]:
+def channel_blocks(layout: Layout, itemsize: int, row: int = tuning.CHANNEL_ROW) -> tuple[int, int, int, int]:
     """Channels per load, channels and rows per program, and blocks of channels; `row` bytes of each row.
 
     Two widths, for few and for many channels, and two load widths, aligned and not.
@@ -166,7 +174,7 @@ def channel_blocks(layout: Layout, itemsize: int, row: int = ROW) -> tuple[int, 
     width = row // min(itemsize, 8)
     if 2 * layout.sizes[0] <= width:
         width = max(unit, width // 4)
-    height = max(1, min(8, 32 // unit) * THREADS * unit // width)
+    height = max(1, min(8, 32 // unit) * tuning.THREADS * unit // width)
     return unit, width, height, -(-layout.sizes[0] // width)
 
 
@@ -183,8 +191,8 @@ def channels_forward(
     channels, *leads = layout.sizes
     programs = blocks * leads[0] * leads[1]
     rows, floating = rows_of_channels(axes, layout), common["COMPUTE"] in (tl.float32, tl.float64)
-    n = min(-(-rows // height), -(-PROGRAMS // programs))
-    if n < 2 or 4 * programs > PROGRAMS or not floating:
+    n = min(-(-rows // height), -(-tuning.PROGRAMS // programs))
+    if n < 2 or 4 * programs > tuning.PROGRAMS or not floating:
         return _channel_pass(axes, layout, itemsize, by, common, device)
     between = torch.float64 if common["COMPUTE"] == tl.float64 else torch.float32
     half, strides = prod(layout.sizes) * n, (1, channels * n, channels * n * leads[0], 0, 0, channels)
@@ -223,10 +231,10 @@ def _channel_pass(
 ) -> Launch:
     """One launch; `parts`: 1 writes pieces of windows, 2 merges them, with offsets `half` elements later."""
     d, h, last = axes
-    unit, width, height, blocks = channel_blocks(layout, itemsize)
-    # Two shapes for all sizes: several rows of narrow windows, or one row of wide ones.
-    narrow = last.kernel <= 16 and height >= 16
-    columns = 16 if narrow else min(height, 64)
+    unit, width, _, blocks = channel_blocks(layout, itemsize)
+    several = d.size * h.size > 1
+    with_offsets = common["OP"] != SUM and common["KIND"] != 0
+    columns, rows, warps = channel_shape(last, several, parts == 2, width, itemsize)
     x_strides = [s // unit for s in layout.input_strides]
     numbers: list[Any] = [blocks, layout.sizes[0], layout.sizes[1], half]
     numbers += [*map(magic, (blocks, last.out, h.out, d.out, layout.sizes[1])), *x_strides[1:]]
@@ -237,10 +245,10 @@ def _channel_pass(
         "UNIT": unit,
         "WIDTH": width,
         "COLUMNS": columns,
-        "ROWS": min(4, height // 16) if narrow else 1,
+        "ROWS": rows,
         "PARTS": parts,
-        "WITH_OFFSETS": common["OP"] != SUM and common["KIND"] != 0,
-        "num_warps": 4,
+        "WITH_OFFSETS": with_offsets,
+        "num_warps": warps,
     }
     given: list[Tensor | None] = []
     for a in axes:
@@ -251,7 +259,7 @@ def _channel_pass(
 
 
 def channels_backward(layout: Layout, rows: int, itemsize: int, by: int, common: dict[str, Any]) -> Launch:
-    unit, width, height, blocks = channel_blocks(layout, itemsize, 4 * ROW)
+    unit, width, height, blocks = channel_blocks(layout, itemsize, 4 * tuning.CHANNEL_ROW)
     leads = layout.sizes[1] * layout.sizes[2]
     each = height * max(1, min(-(-rows // height), blocks * leads * -(-rows // height) // 2048))
     pieces = -(-rows // each)
@@ -279,14 +287,16 @@ def channels_backward(layout: Layout, rows: int, itemsize: int, by: int, common:
 def plane_backward(
     size: int, total: int, pitch: int, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch:
-    vec = widest_or_one(itemsize, total)
+    """Write adjacent planes as one flat array of full vectors; the first program also writes the rest."""
+    vec = widest(itemsize)
     lanes = total // vec
     constants = {key: common[key] for key in ("HAS_INDEX", "DIVIDE", "COMPUTE", "INT64")} | {
-        "LANES": 2 * THREADS,
+        "LANES": 2 * tuning.THREADS,
         "VEC": vec,
-        "num_warps": THREADS // 32,
+        "EDGES": total % vec > 0,
+        "num_warps": tuning.THREADS // 32,
     }
-    grid = -(-lanes // (2 * THREADS))
-    launch_next = int(launches_dependents(grid, 2 * THREADS * vec * min(itemsize, 8)))
-    numbers: list[Any] = [lanes, size, magic(size), pitch, launch_next, by, 1 / by]
+    grid = max(1, -(-lanes // (2 * tuning.THREADS)))
+    launch_next = int(launches_dependents(grid, 2 * tuning.THREADS * vec * min(itemsize, 8)))
+    numbers: list[Any] = [lanes, total, size, magic(size), pitch, launch_next, by, 1 / by]
     return launcher(plane_backward_kernel, grid, numbers, constants, [], itemsize < 16)

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ndpool._triton import tuning
 from ndpool._triton.kernels.region_backward import region_backward_kernel
 from ndpool._triton.launch import Launch, containing, launcher, packed, run_starts
 from ndpool._triton.memory import Layout, next_power, widest
 from ndpool.geometry import AxisPlan
-
-_MOST = 256  # regions that one byte can number
 
 
 def _runs(axis: AxisPlan) -> tuple[Any, Any, Any, Any]:
@@ -38,12 +37,12 @@ def _tables(
     runs = [_runs(axis) for axis in axes]
     shape = [len(firsts) for _, firsts, _, _ in runs]
     most = [int((ends - firsts).max(initial=1)) for _, firsts, ends, _ in runs]
-    if prod(shape) > _MOST or prod(most) > 8:
+    if prod(shape) > tuning.REGIONS or prod(most) > 8:
         return None
     # The table sizes depend on the output size only: new input sizes must not compile new kernels.
     n_regions, n_windows = prod(shape), prod(most)
     if n_windows > 1:
-        n_regions = max(n_regions, min(_MOST, prod(2 * axis.out - 1 for axis in axes)))
+        n_regions = max(n_regions, min(tuning.REGIONS, prod(2 * axis.out - 1 for axis in axes)))
         n_windows = max(next_power(n_windows), min(8, prod(min(2, axis.out) for axis in axes)))
     windows = np.full((n_windows, next_power(n_regions)), -1, np.int64)
     shares = np.ones_like(windows)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ndpool import _record
 from ndpool._triton.kernels.unpool import claim_kernel, settle_kernel
-
-BLOCK = 1024
+from ndpool._triton.tuning import BLOCK
 
 
 def unpool(values: Tensor, indices: Tensor, plane: int) -> Tensor:

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 from ndpool._call import INDEX64
+from ndpool._triton import tuning
 from ndpool._triton.kernels.strip_forward import strip_forward_kernel
 from ndpool._triton.launch import (
     FAST_MAX,
     MAX,
     SQUARES,
     SUM,
-    THREADS,
     Launch,
     lanes_for,
     launcher,
@@ -29,9 +29,6 @@ from ndpool._triton.launch import (
 from ndpool._triton.memory import Layout, channel_vector, next_power, widest
 from ndpool._triton.planes import rows_of_channels
 from ndpool.geometry import AxisPlan
-
-SATURATED = 2**20  # lanes that fill a large device
-UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
 
 
 class _Block(NamedTuple):
@@ -119,7 +116,7 @@ def _along_rows(task: _Task) -> _Block | None:
     vector = min(8, widest(itemsize, last.size, *layout.input_strides[1:5]))
     if last.stride == 1 and task.taps <= 9:
         # Shorter vectors where there would be too few lanes.
-        while vector > 2 and task.n_outs < vector * SATURATED // 2:
+        while vector > 2 and task.n_outs < vector * tuning.SATURATED // 2:
             vector //= 2
     vec = max(1, vector // last.stride)
     while vec * last.stride % vector:
@@ -144,7 +141,7 @@ def _use_fast_max(task: _Task, columns: bool) -> bool:
         return False
     if not (columns or layout.channels) or task.taps < (9 if columns and h.kernel == 1 else 5):
         return False
-    return itemsize < 4 or task.taps > 9 or last.stride == 1 or task.n_outs >= 2 * SATURATED
+    return itemsize < 4 or task.taps > 9 or last.stride == 1 or task.n_outs >= 2 * tuning.SATURATED
 
 
 def _tall(task: _Task, columns: bool) -> bool:
@@ -155,9 +152,9 @@ def _tall(task: _Task, columns: bool) -> bool:
     if not columns and channel_vector(layout, itemsize) == 1:
         return False
     if columns or task.taps <= 9:
-        return task.n_outs >= 8 * SATURATED
+        return task.n_outs >= 8 * tuning.SATURATED
     unused = -h.out % 8
-    return task.n_outs >= SATURATED and (8 * unused <= h.out or (itemsize > 2 and h.kernel < 6))
+    return task.n_outs >= tuning.SATURATED and (8 * unused <= h.out or (itemsize > 2 and h.kernel < 6))
 
 
 def _channels(task: _Task, tall: bool) -> int:
@@ -165,7 +162,7 @@ def _channels(task: _Task, tall: bool) -> int:
     (d, h, last), layout, itemsize, _ = task
     vec, small, shared = channel_vector(layout, itemsize), task.taps <= 9, last.stride == 1
     whole_plane = task.with_offsets and itemsize > 2 and rows_of_channels(task.axes, layout)
-    least = SATURATED if small else SATURATED // 8 if whole_plane else SATURATED // 4
+    least = tuning.SATURATED if small else tuning.SATURATED // 8 if whole_plane else tuning.SATURATED // 4
     if small or (shared and not task.with_offsets):
         vec = min(vec, max(1, 8 // itemsize))  # neighbouring threads find shared columns in the cache
     if task.fast_max and not small and h.kernel > d.kernel == 1:
@@ -207,13 +204,20 @@ def _rows(task: _Task, block: _Block, tall: bool) -> int:
     if h.kernel <= h.stride:
         rows = 2 if itemsize == 1 and h.kernel < 4 else 1
     elif block.loop_h:
-        many = block.columns and (block.vec > 4 if fast and n_outs < SATURATED else block.vec <= 4 or fast)
+        many = block.columns and (
+            block.vec > 4 if fast and n_outs < tuning.SATURATED else block.vec <= 4 or fast
+        )
         rows = 1 if h.stride > 1 else min(8, h.kernel) if many else 4
-    elif tall and (7 + h.kernel) * block.across(last) <= UNROLLED:
+    elif tall and (7 + h.kernel) * block.across(last) <= tuning.UNROLLED:
         rows = 8
-    elif h.stride > 1 and d.kernel == 1 and n_outs < 2 * SATURATED:
+    elif h.stride > 1 and d.kernel == 1 and n_outs < 2 * tuning.SATURATED:
         rows = 1  # else there would be too few strips
-    elif h.stride == d.kernel == 1 and not block.columns and not layout.channels and n_outs >= 8 * SATURATED:
+    elif (
+        h.stride == d.kernel == 1
+        and not block.columns
+        and not layout.channels
+        and n_outs >= 8 * tuning.SATURATED
+    ):
         rows = 8  # of single elements
     else:
         rows = 2 if block.columns and h.stride > 1 and (itemsize > 2 or with_offsets) else 4
@@ -237,14 +241,14 @@ def strip(
     block = along or _side_by_side(task, tall)
     rows = _rows(task, block, tall)
     down = 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
-    if d.kernel * down * block.across(last) > UNROLLED:
+    if d.kernel * down * block.across(last) > tuning.UNROLLED:
         return None
     n_w = -(-last.out // block.width)
     n_c = layout.sizes[0] if block.columns else layout.sizes[0] // block.vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
     disjoint = h.kernel <= min(3, h.stride) and last.kernel <= min(3, last.stride) and itemsize > 1
     single = d.size == h.size == 1 and last.stride > 1
-    lanes = lanes_for(n_lanes, 2 * THREADS if disjoint or single else THREADS)
+    lanes = lanes_for(n_lanes, 2 * tuning.THREADS if disjoint or single else tuning.THREADS)
     n_strips = -(-h.out // rows)
     grid = -(-n_lanes // lanes) * d.out * n_strips
     parts = [*optional(n_strips * d.out > 1, n_strips), *optional(d.out > 1, d.out)]

@@ -1,11 +1,13 @@
 """PyTorch modules computed by ndpool, and two ways to use ndpool in an existing model.
 
 `accelerate` swaps the pooling modules of a model in place; `patch` replaces the pooling functions of
-`torch.nn.functional`. Both can be undone. Importing this package imports PyTorch; `import ndpool` does not.
+`torch.nn.functional`. Both can be undone. `warmup` compiles GPU kernels ahead. Importing this package imports
+PyTorch; `import ndpool` does not.
 """
 
 from ndpool.torch._accelerate import Entry, Report, accelerate, restore
 from ndpool.torch._patch import Patch, patch, unpatch
+from ndpool.torch._warmup import warmup
 from ndpool.torch.modules import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -57,4 +59,5 @@ __all__ = [
     "patch",
     "restore",
     "unpatch",
+    "warmup",
 ]

@@ -198,12 +198,15 @@ def _together(
         return top, offset
 
 
-@triton.jit(do_not_specialize=["lanes", "size", "m_size", "y_1", "launch_next", "divisor", "inverse"])
+@triton.jit(
+    do_not_specialize=["lanes", "total", "size", "m_size", "y_1", "launch_next", "divisor", "inverse"]
+)
 def plane_backward_kernel(
     grad,
     offsets,
     result,
     lanes,
+    total,
     size,
     m_size,
     y_1,
@@ -212,12 +215,13 @@ def plane_backward_kernel(
     inverse,
     LANES: tl.constexpr,
     VEC: tl.constexpr,
+    EDGES: tl.constexpr,
     HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
     INT64: tl.constexpr,
 ):
-    """Gradient of adjacent planes of `size` elements, as one flat array."""
+    """Gradient of adjacent planes of `size` elements, flat: full vectors and, with EDGES, the rest."""
     pid = tl.program_id(0)
     if INT64:
         pid = pid.to(tl.int64)
@@ -244,3 +248,15 @@ def plane_backward_kernel(
         g = tl.where(along == at_a[:, None], a[:, None], tl.where(along == at_b[:, None], b[:, None], 0))
     to = (lane * VEC)[:, None] + along
     tl.store(result + to, g.to(result.dtype.element_ty), mask=live[:, None])
+    if EDGES:
+        if pid == 0:
+            # Fewer elements than a vector, all in the last plane.
+            i = total // VEC * VEC + tl.arange(0, VEC)
+            last = total // size - 1
+            rest = widen(tl.load(grad + last * y_1), COMPUTE)
+            if DIVIDE == 1:
+                rest = quotient_by_inverse(rest, divisor, inverse)
+            if HAS_INDEX:
+                rest = tl.where(i == last * size + tl.load(offsets + last * y_1), rest, 0)
+            rest = tl.broadcast_to(rest, [VEC]).to(result.dtype.element_ty)
+            tl.store(result + i, rest, mask=i < total)

@@ -5,27 +5,41 @@ last. Reductions are numbered as in `reductions.py`; FAST_MAX is a maximum witho
 instruction. Without offsets a zero may have either sign. Tuples are unrolled at compile time.
 """
 
+import os
+
 import triton
 import triton.language as tl
+from torch import version
 
+# Whether kernels are compiled for NVIDIA's GPUs, and not interpreted.
+USE_PTX = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1" and version.hip is None)
 MAX, MIN, SUM, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 # A maximum by one instruction, without offsets.
 FAST_MAX = tl.constexpr(4)
 NO_OFFSET = tl.constexpr(2**30 - 1)  # the offset of no element
+NO_POLICY = tl.constexpr("")  # of eviction; Triton 3.6 does not accept a plain string as a default
 
 
 @triton.jit
 def widen(v, COMPUTE: tl.constexpr):
-    """Convert to the compute type; bfloat16 by its bits, because compilers compare it in slow pairs."""
+    """Convert to the compute type; bfloat16 by its bits, because compilers compare it in slow pairs.
+
+    Float16 by an instruction that LLVM cannot look into: it would compare in float16, and the assembler of
+    CUDA 12.8 negates operands of such comparisons on Hopper.
+    """
     if v.dtype == tl.bfloat16 and COMPUTE == tl.float32:
         bits = v.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
         return bits.to(tl.float32, bitcast=True)
+    elif v.dtype == tl.float16 and COMPUTE == tl.float32 and USE_PTX:
+        return tl.inline_asm_elementwise("cvt.f32.f16 $0, $1;", "=f,h", [v], tl.float32, True, 1)
     else:
         return v.to(COMPUTE)
 
 
 @triton.jit
-def load_or_identity(pointer, ok, IDENTITY: tl.constexpr, COMPUTE: tl.constexpr, EVICT: tl.constexpr = ""):
+def load_or_identity(
+    pointer, ok, IDENTITY: tl.constexpr, COMPUTE: tl.constexpr, EVICT: tl.constexpr = NO_POLICY
+):
     """Elements, and the identity where masked; integers in the compute type."""
     if COMPUTE.is_floating():
         return tl.load(pointer, mask=ok, other=IDENTITY, eviction_policy=EVICT)

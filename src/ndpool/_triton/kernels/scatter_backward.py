@@ -19,11 +19,40 @@ from ndpool._triton.kernels.window_backward import nth_output, outputs_containin
 
 
 @triton.jit
-def _position(tap, o, starts, stride, step, origin):
+def _position(tap, o, axis):
+    tables, numbers, _ = axis
+    starts, _, _ = tables
+    _, _, _, stride, step, origin = numbers
     if starts is not None:
         return tl.load(starts + o) + tap
     else:
         return o * stride + origin + tap * step
+
+
+@triton.jit
+def _containing(i, axis):
+    """First output along an axis that contains each input, and how many do."""
+    tables, numbers, phases = axis
+    _, firsts, counts = tables
+    period, spacing = phases
+    _, out, _, _, _, _ = numbers
+    return outputs_containing(i, firsts, counts, period, spacing, out)
+
+
+@triton.jit
+def _nth(first, m, ok, axis):
+    """The m-th output along an axis, 0 where there is none."""
+    _, _, phases = axis
+    _, spacing = phases
+    return tl.where(ok, nth_output(first, m, spacing), 0)
+
+
+@triton.jit
+def _tap(i, o, axis, DILATED: tl.constexpr):
+    tables, numbers, _ = axis
+    starts, _, _ = tables
+    _, _, _, stride, step, origin = numbers
+    return tap_of(i, o, starts, stride, step, origin, DILATED)
 
 
 @triton.jit
@@ -32,71 +61,12 @@ def _gradient_of_input(
     pid,
     grad,
     offsets,
-    starts_d,
-    firsts_d,
-    outs_d,
-    starts_h,
-    firsts_h,
-    outs_h,
-    starts_w,
-    firsts_w,
-    outs_w,
-    lanes_each,
-    n_lanes,
-    n_c,
-    n_w,
-    n_1,
-    m_c,
-    m_w,
-    m_1,
-    x_c,
-    x_1,
-    x_2,
-    x_d,
-    x_h,
-    x_w,
-    y_c,
-    y_1,
-    y_2,
-    y_d,
-    y_h,
-    y_w,
-    size_d,
-    out_d,
-    kernel_d,
-    stride_d,
-    step_d,
-    origin_d,
-    full_d,
-    front_d,
-    lo_d,
-    hi_d,
-    period_d,
-    spacing_d,
-    size_h,
-    out_h,
-    kernel_h,
-    stride_h,
-    step_h,
-    origin_h,
-    full_h,
-    front_h,
-    lo_h,
-    hi_h,
-    period_h,
-    spacing_h,
-    size_w,
-    out_w,
-    kernel_w,
-    stride_w,
-    step_w,
-    origin_w,
-    full_w,
-    front_w,
-    lo_w,
-    hi_w,
-    period_w,
-    spacing_w,
+    lanes,
+    x_strides,
+    y_strides,
+    axis_d,
+    axis_h,
+    axis_w,
     OVERLAP_D: tl.constexpr,
     OVERLAP_H: tl.constexpr,
     OVERLAP_W: tl.constexpr,
@@ -107,7 +77,20 @@ def _gradient_of_input(
     COMPUTE: tl.constexpr,
     INT64: tl.constexpr,
 ):
-    """Inputs that LANES outputs took their values from, and the complete gradient of these inputs."""
+    """Inputs that LANES outputs took their values from, and the complete gradient of these inputs.
+
+    An axis is three tuples: tables of starts, first outputs and how many; size, outputs, taps, stride, step
+    and origin; period and spacing of the outputs.
+    """
+    lanes_each, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1 = lanes
+    x_c, x_1, x_2, x_d, x_h, x_w = x_strides
+    y_c, y_1, y_2, y_d, y_h, y_w = y_strides
+    _, numbers_d, _ = axis_d
+    _, numbers_h, _ = axis_h
+    _, numbers_w, _ = axis_w
+    size_d, _, _, _, _, _ = numbers_d
+    size_h, out_h, kernel_h, _, _, _ = numbers_h
+    size_w, out_w, kernel_w, _, _, _ = numbers_w
     lane = start + tl.arange(0, LANES)
     live = lane < lanes_each
     lane = pid * lanes_each + lane
@@ -120,36 +103,32 @@ def _gradient_of_input(
     oh = w // out_w % out_h
     od = w // out_w // out_h
     offset = tl.load(offsets + y_base + od * y_d + oh * y_h + ow * y_w, mask=live, other=0).to(tl.int32)
-    i = _position(offset % kernel_w, ow, starts_w, stride_w, step_w, origin_w)
-    h = _position(offset // kernel_w % kernel_h, oh, starts_h, stride_h, step_h, origin_h)
-    d = _position(offset // kernel_w // kernel_h, od, starts_d, stride_d, step_d, origin_d)
+    i = _position(offset % kernel_w, ow, axis_w)
+    h = _position(offset // kernel_w % kernel_h, oh, axis_h)
+    d = _position(offset // kernel_w // kernel_h, od, axis_d)
     # The offset of a window without elements lies outside.
     live = live & (i >= 0) & (i < size_w) & (h >= 0) & (h < size_h) & (d >= 0) & (d < size_d)
     i = tl.where(live, i, 0)
     h = tl.where(live, h, 0)
     d = tl.where(live, d, 0)
-    first_d, count_d = outputs_containing(d, firsts_d, outs_d, period_d, spacing_d, out_d)
-    first_h, count_h = outputs_containing(h, firsts_h, outs_h, period_h, spacing_h, out_h)
-    first_w, count_w = outputs_containing(i, firsts_w, outs_w, period_w, spacing_w, out_w)
+    first_d, count_d = _containing(d, axis_d)
+    first_h, count_h = _containing(h, axis_h)
+    first_w, count_w = _containing(i, axis_w)
     total = tl.zeros([LANES], COMPUTE)
     for md in tl.static_range(OVERLAP_D):
         for mh in tl.static_range(OVERLAP_H):
             for mw in tl.static_range(OVERLAP_W):
-                other_d = nth_output(first_d, md, spacing_d)
-                other_h = nth_output(first_h, mh, spacing_h)
-                other_w = nth_output(first_w, mw, spacing_w)
                 ok = live & (md < count_d) & (mh < count_h) & (mw < count_w)
-                other_d = tl.where(ok, other_d, 0)
-                other_h = tl.where(ok, other_h, 0)
-                other_w = tl.where(ok, other_w, 0)
-                td = tap_of(d, other_d, starts_d, stride_d, step_d, origin_d, DILATED)
-                th = tap_of(h, other_h, starts_h, stride_h, step_h, origin_h, DILATED)
-                tw = tap_of(i, other_w, starts_w, stride_w, step_w, origin_w, DILATED)
+                other_d = _nth(first_d, md, ok, axis_d)
+                other_h = _nth(first_h, mh, ok, axis_h)
+                other_w = _nth(first_w, mw, ok, axis_w)
+                td = _tap(d, other_d, axis_d, DILATED)
+                th = _tap(h, other_h, axis_h, DILATED)
+                tw = _tap(i, other_w, axis_w, DILATED)
                 at = y_base + other_d * y_d + other_h * y_h + other_w * y_w
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
-                g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
                 hit = ok & (tap == (td * kernel_h + th) * kernel_w + tw)
-                total += tl.where(hit, g, 0)
+                total += widen(tl.load(grad + at, mask=hit, other=0), COMPUTE)
     return x_base + d * x_d + h * x_h + i * x_w, total, live
 
 
@@ -214,10 +193,6 @@ def scatter_backward_kernel(
     stride_d,
     step_d,
     origin_d,
-    full_d,
-    front_d,
-    lo_d,
-    hi_d,
     period_d,
     spacing_d,
     size_h,
@@ -226,10 +201,6 @@ def scatter_backward_kernel(
     stride_h,
     step_h,
     origin_h,
-    full_h,
-    front_h,
-    lo_h,
-    hi_h,
     period_h,
     spacing_h,
     size_w,
@@ -238,10 +209,6 @@ def scatter_backward_kernel(
     stride_w,
     step_w,
     origin_w,
-    full_w,
-    front_w,
-    lo_w,
-    hi_w,
     period_w,
     spacing_w,
     OVERLAP_D: tl.constexpr,
@@ -265,76 +232,25 @@ def scatter_backward_kernel(
     if INT64:
         pid = pid.to(tl.int64)
     wait_for_previous()
-    given = (
-        pid,
-        grad,
-        offsets,
-        starts_d,
-        firsts_d,
-        outs_d,
-        starts_h,
-        firsts_h,
-        outs_h,
-        starts_w,
-        firsts_w,
-        outs_w,
-        lanes_each,
-        n_lanes,
-        n_c,
-        n_w,
-        n_1,
-        m_c,
-        m_w,
-        m_1,
-        x_c,
-        x_1,
-        x_2,
-        x_d,
-        x_h,
-        x_w,
-        y_c,
-        y_1,
-        y_2,
-        y_d,
-        y_h,
-        y_w,
-        size_d,
-        out_d,
-        kernel_d,
-        stride_d,
-        step_d,
-        origin_d,
-        full_d,
-        front_d,
-        lo_d,
-        hi_d,
-        period_d,
-        spacing_d,
-        size_h,
-        out_h,
-        kernel_h,
-        stride_h,
-        step_h,
-        origin_h,
-        full_h,
-        front_h,
-        lo_h,
-        hi_h,
-        period_h,
-        spacing_h,
-        size_w,
-        out_w,
-        kernel_w,
-        stride_w,
-        step_w,
-        origin_w,
-        full_w,
-        front_w,
-        lo_w,
-        hi_w,
-        period_w,
-        spacing_w,
+    lanes = (lanes_each, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1)
+    x_strides = (x_c, x_1, x_2, x_d, x_h, x_w)
+    y_strides = (y_c, y_1, y_2, y_d, y_h, y_w)
+    axis_d = (
+        (starts_d, firsts_d, outs_d),
+        (size_d, out_d, kernel_d, stride_d, step_d, origin_d),
+        (period_d, spacing_d),
     )
+    axis_h = (
+        (starts_h, firsts_h, outs_h),
+        (size_h, out_h, kernel_h, stride_h, step_h, origin_h),
+        (period_h, spacing_h),
+    )
+    axis_w = (
+        (starts_w, firsts_w, outs_w),
+        (size_w, out_w, kernel_w, stride_w, step_w, origin_w),
+        (period_w, spacing_w),
+    )
+    given = (pid, grad, offsets, lanes, x_strides, y_strides, axis_d, axis_h, axis_w)
     if ONCE:
         # All loads come before the zeros, which would delay them.
         to, total, live = _gradient_of_input(

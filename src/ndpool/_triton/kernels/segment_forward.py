@@ -66,12 +66,16 @@ def _reduce(
                 found = ()
                 befores = ()
                 for r in tl.static_range(ROWS):
-                    at = base + d * x_d + (h + r) * x_h
+                    row = h + r
+                    if OP != SUM and ROWS > 1:
+                        # The last row again changes nothing, and needs no mask.
+                        row = tl.minimum(row, taps_h - 1)
+                    at = base + d * x_d + row * x_h
                     before = (at & (UNIT - 1)).to(tl.int32)
                     at = tl.multiple_of(at - before, UNIT)[:, None] + (column + slot)
                     befores = befores + (before,)
                     there = live
-                    if ROWS > 1:
+                    if OP == SUM and ROWS > 1:
                         there = live & (h + r + window * 0 < taps_h)
                     for k in tl.static_range(VECTORS):
                         ok = there[:, None]
@@ -87,7 +91,8 @@ def _reduce(
                         if UNIT > 1 and k >= FULL:
                             v = tl.where(slot < (taps_w - first)[:, None], v, IDENTITY)
                         if WITH_OFFSETS:
-                            number = ((d * kernel_h + h + r) * kernel_w + first)[:, None]
+                            row = tl.minimum(h + r, taps_h - 1)
+                            number = ((d * kernel_h + row) * kernel_w + first)[:, None]
                             if NANS:
                                 wins = v != v
                             elif OP == MIN:

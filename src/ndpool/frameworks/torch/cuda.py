@@ -20,7 +20,7 @@ from ndpool import _record
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET32, Call, Unpool
 from ndpool._plan import Plan, positions, with_sizes
 from ndpool._policy import wrong_index
-from ndpool._triton import scatter
+from ndpool._triton import scatter, tuning
 from ndpool._triton.backward import backward
 from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
@@ -38,9 +38,6 @@ from ndpool.frameworks.torch.tensors import (
 )
 from ndpool.reductions import REDUCTIONS, Reduction
 
-SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than a second kernel starts
-FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
-
 
 def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor, ...] = ()) -> Any:
     """Values of `call.dtype`, and the extra tensor where one is asked for; `last`: channels-last or not.
@@ -49,9 +46,9 @@ def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor,
     """
     axes, plan = call.axes, call.plan
     if call.reduction.norm:
-        if call.norm != 2 or not x.is_floating_point() or plan.taps > FUSED_TAPS:
+        if not x.is_floating_point() or not _fuses_norm(call):
             return _norm(call, x, last)
-    elif plan.taps > FUSED_TAPS:
+    elif plan.taps > tuning.FUSED_TAPS:
         if last is None:
             last = channels_last(x, axes)
         found = _in_passes(call, x, last)
@@ -176,7 +173,7 @@ def _passes(call: Call, x: Tensor) -> tuple[Call, Call] | None:
 def _parts(call: Call, x: Tensor) -> tuple[Plan, Plan] | None:
     """The plans of two passes that replace one, if any."""
     plan, has_index = call.plan, call.reduction.has_index
-    if not has_index and x.numel() <= SHORT and max(a.kernel for a in plan.axes) <= 16:
+    if not has_index and x.numel() <= tuning.SHORT and max(a.kernel for a in plan.axes) <= 16:
         return None
     return passes(plan, _long(call, x)) or (steps(plan) if has_index else None)
 
@@ -199,7 +196,10 @@ def _long(call: Call, x: Tensor) -> int:
 
 def launches(call: Call, x: Tensor, last: bool, device: torch.device) -> list[Any] | None:
     """(shape, dtype, kernel) of each kernel of a call, if they simply follow one another."""
-    if call.plan.taps > FUSED_TAPS:
+    if call.reduction.norm:
+        if not _fuses_norm(call):
+            return None
+    elif call.plan.taps > tuning.FUSED_TAPS:
         made: list[Any] = []
         for part in _passes(call, x) or ():
             found = launches(part, x, last, device)
@@ -291,6 +291,12 @@ def _norm(call: Call, x: Tensor, last: bool | None) -> Tensor:
     return _power(pool(mean, powers, last) * plan.taps, 1 / norm).to(call.dtype)
 
 
+def _fuses_norm(call: Call) -> bool:
+    """Whether one kernel computes Lp pooling."""
+    most = tuning.FUSED_TAPS if any(a.kernel > a.stride for a in call.plan.axes) else tuning.DISJOINT_TAPS
+    return call.norm == 2 and call.plan.taps <= most
+
+
 def _power(x: Tensor, norm: float) -> Tensor:
     return x * x if norm == 2 else x.sqrt() if norm == 0.5 else x.pow(norm)
 
@@ -311,6 +317,14 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tenso
     return _backward(call, grad, offsets, last)
 
 
+def backward_launch(call: Call, grad: Tensor, result: Tensor, has_index: bool, aligned: bool) -> Any:
+    """The kernel that writes the gradient `result` of the input, or None if `grad` must be packed first."""
+    memory = (result.shape, result.stride(), grad.shape, grad.stride())
+    arrays = Arrays(*memory, grad.dtype, grad.dtype, grad.device, aligned)
+    divisor = 0 if has_index else call.divisor
+    return backward(call.plan, call.axes, arrays, has_index, call.reduction.divides, divisor)
+
+
 def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> Tensor:
     axes, plan = call.axes, call.plan
     has_index = offsets is not None
@@ -323,10 +337,7 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
         aligned = (grad.data_ptr() | result.data_ptr()) % 16 == 0
         if offsets is not None:
             aligned = aligned and offsets.data_ptr() % 16 == 0
-        shapes = (result.shape, result.stride(), grad.shape, grad.stride())
-        arrays = Arrays(*shapes, grad.dtype, grad.dtype, grad.device, aligned)
-        how = (has_index, call.reduction.divides, 0 if has_index else call.divisor)
-        run = backward(plan, axes, arrays, *how)
+        run = backward_launch(call, grad, result, has_index, aligned)
         if run is not None:
             _on_device(run, grad, grad if offsets is None else offsets, result)
         return run is not None

@@ -250,12 +250,16 @@ class Launches(NamedTuple):
     new: Any
     new_extra: Any
     run: Any
+    has_offsets: bool
+    stride: tuple[int, ...] = ()  # of the gradient that `backward` reads
+    new_grad: Any = None
+    backward: Any = None  # None: gradients must be packed first
 
 
 def _launches(call: Call, x: Tensor, last: bool) -> Launches | None:
     """The kernels of a call that only follow one another; None elsewhere."""
     known = (x.is_floating_point() or call.reduction.has_index) and x.dtype is not torch.bool
-    if not known or call.reduction.norm or call.divisor or len(call.axes) > kernels.MAX_CUDA_AXES:
+    if not known or len(call.axes) > kernels.MAX_CUDA_AXES:
         return None
     found = kernels.cuda().launches(call, x, last, x.device)
     if found is None:
@@ -266,7 +270,26 @@ def _launches(call: Call, x: Tensor, last: bool) -> Launches | None:
         first = [(kernel, _new(x, shape, dtype, last, n_axes)[0]) for shape, dtype, kernel in before]
         run = _chain(first, run)
     new_extra = _new(x, outs, EXTRA_DTYPES.get(call.extra, x.dtype), last, n_axes)[0]
-    return Launches(call, last, _new(x, outs, x.dtype, last, n_axes)[0], new_extra, run)
+    return Launches(
+        call, last, _new(x, outs, x.dtype, last, n_axes)[0], new_extra, run, call.extra == OFFSET8
+    )
+
+
+def _training(call: Call, x: Tensor, forward: Launches) -> Launches | None:
+    """The forward and the backward pass; None where autograd takes the usual way."""
+    if not x.is_floating_point() or call.extra != NO_EXTRA or call.reduction.norm:
+        return None
+    if call.reduction.has_index:
+        if call.plan.taps > BYTE_TAPS:
+            return None
+        found = _launches(call._replace(extra=OFFSET8), x, forward.last)
+        if found is None:
+            return None
+        forward = found
+    how, like = (x.shape, x.dtype, forward.last, len(call.axes)), forward.new()
+    result = empty(torch.empty(0, device="meta"), *how)
+    backward = kernels.cuda().backward_launch(call, like, result, forward.has_offsets, aligned=True)
+    return forward._replace(stride=like.stride(), new_grad=_new(x, *how)[0], backward=backward)
 
 
 def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
@@ -274,31 +297,27 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     forward = _launches(call, x, last)
     if forward is None:
         return None
-    training: Any = None  # made with the first training step
-
-    def make_training(x: Tensor) -> Any:
-        if not x.is_floating_point() or call.extra != NO_EXTRA:
-            return False
-        if not call.reduction.has_index:
-            return forward
-        return call.plan.taps <= BYTE_TAPS and (_launches(call._replace(extra=OFFSET8), x, last) or False)
-
-    current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+    training: Any = False  # made with the first training step
+    start: Any = None  # a single kernel, once it is compiled
     new, new_extra, run, indices = forward.new, forward.new_extra, forward.run, call.extra == INDEX64
 
     def prepared(x: Tensor, out: Any) -> Any:
-        nonlocal training
-        address = x.data_ptr()
-        if out is not None or not address or address % 16 or x.get_device() != current_device():
+        nonlocal training, start
+        address, device = x.data_ptr(), x.get_device()
+        if out is not None or not address or address % 16 or device != _current_device():
             return None
         try:
             if x.requires_grad and is_grad_enabled():
-                if training is None:
-                    training = make_training(x)
-                return _train_cuda(x, training) if training else None
+                if training is False:
+                    training = _training(call, x, forward)
+                return None if training is None else _train_cuda(x, training)
             y = new()
             extra = new_extra() if indices else y
-            run(x, y, extra)
+            if start is None or _record.recording:
+                run(x, y, extra)
+                start = getattr(run, "start", None)
+            else:
+                start(_current_stream(device), address, y.data_ptr(), extra.data_ptr())
             return (y, extra) if indices else y
         except FAILURES as error:
             raise renamed(fn, error) from None
@@ -306,6 +325,8 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     return prepared
 
 
+_current_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_current_device: Any = getattr(torch._C, "_cuda_getDevice", None)  # None in a PyTorch without CUDA
 # PyTorch's allocator: bytes and a stream -> an address. Missing from PyTorch without CUDA.
 _allocate: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
 _free: Any = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
@@ -348,23 +369,32 @@ class TrainCuda(Function):
     """A prepared CUDA call with its backward pass, in reverse mode alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, launches: Launches) -> Tensor:
-        y = launches.new()
-        ctx.launches = launches
-        if launches.call.reduction.has_index:
-            offsets = launches.new_extra()
-            launches.run(x, y, offsets)
+    def forward(ctx: Any, x: Tensor, t: Launches) -> Tensor:
+        y: Tensor = t.new()
+        ctx.launches = t
+        if t.has_offsets:
+            offsets = t.new_extra()
+            t.run(x, y, offsets)
             ctx.save_for_backward(offsets)
         else:
-            launches.run(x, y, y)
-        return y  # type: ignore[no-any-return]
+            t.run(x, y, y)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        call, last, *_ = ctx.launches
-        if call.reduction.has_index:
-            return max_backward(grad, *ctx.saved_tensors, call, last), None
-        return sum_backward(grad, call, last), None
+        t = ctx.launches
+        offsets = ctx.saved_tensors[0] if t.has_offsets else grad
+        # Hooks of saved tensors may have changed the offsets.
+        if t.backward and undifferentiated(grad) and grad.stride() == t.stride == offsets.stride():
+            address, other, device = grad.data_ptr(), offsets.data_ptr(), _current_device()
+            aligned = address and other and not (address | other) % 16
+            if aligned and grad.get_device() == offsets.get_device() == device:
+                result = t.new_grad()
+                t.backward(grad, offsets, result)
+                return result, None
+        if t.has_offsets:
+            return max_backward(grad, offsets, t.call, t.last), None
+        return sum_backward(grad, t.call, t.last), None
 
 
 _train_cuda = direct(TrainCuda)

@@ -1,0 +1,40 @@
+"""Tuning constants of the GPU kernels, all measured on an H200. Launchers read them from here.
+
+They choose kernels and block shapes, never results.
+"""
+
+# Threads and lanes.
+THREADS = 128  # of most programs
+SATURATED = 2**20  # lanes that fill a large device
+FEW_LANES = 2**16  # too few to fill it
+LARGE_RESULT = 2**24  # elements of a gradient from which the device is busy even if every thread writes few
+PROGRAMS = 2112  # that fill a large device
+
+# Strips.
+UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
+FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
+DISJOINT_TAPS = 128  # likewise, of norms over disjoint windows
+
+# Segments of contiguous rows.
+VECTOR_TAPS = 65  # taps of a regular window from which segments are faster than strips
+LONG_ROW = 64  # taps of a window's row from which more threads share it
+
+# Large windows in several passes.
+MANY_TAPS = 256  # from which windows are cut
+PIECE = 2**14  # elements that one program reduces faster than more programs can be started
+SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than a second kernel starts
+
+# Whole planes.
+LARGE_PLANE = 2**12  # elements from which the kernel loops
+CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by side
+
+# Gradients of max pooling, scattered into zeros.
+SPARSE = 16  # inputs per output from which this pays; half where gathers are slow
+SHORT_ROW = 256  # bytes of a row
+ZEROS = 2**16  # bytes of a plane that one program fills with zeros
+FEW_PLANES = 512  # too few to fill the device
+
+# Gradients of sums, by regions of inputs that are contained in the same windows.
+REGIONS = 256  # that one byte can number
+
+BLOCK = 1024  # elements per program of unpooling
