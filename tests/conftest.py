@@ -11,6 +11,11 @@ import pytest
 
 from fences import poisoned_results
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import interpreter
+
+    interpreter.accelerate()
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_torch_thread() -> Iterator[None]:
