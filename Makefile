@@ -3,8 +3,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
-CORE := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
-PACKAGE := $(CORE) README.md LICENSE $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.html' -o -name '*.js' -o -name '*.css')
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CORE := pyproject.toml CMakeLists.txt $(SOURCES)
 SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
@@ -14,7 +14,7 @@ SANITIZED := .venv-sanitize/bin
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: .venv/.installed  ## install the package and run the worked examples (NumPy only)
+demo: .venv/.core  ## install the package and run the worked examples (NumPy only)
 	$(BIN)/ndpool demo
 
 test: lint types unit  ## what every change must pass: lint, types, tests
@@ -22,7 +22,7 @@ test: lint types unit  ## what every change must pass: lint, types, tests
 lint: .venv/.development  ## check and format-check Python and C++
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 
 types: .venv/.development  ## check the types of the package
 	$(BIN)/mypy --strict src
@@ -92,29 +92,32 @@ clean:  ## remove everything that make made
 	rm -rf .venv .venv-sanitize .venv-tsan build dist site .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
 	find src tests fuzz examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.made .venv-sanitize/.made .venv-tsan/.made:
+# The compiler, CMake and nanobind have to stay where they are, or everything is compiled again. So they are installed
+# here, not into a new folder for every installation: what pyproject.toml lists, and CMake and Ninja if there are none.
+NEEDED := import scikit_build_core.build as build; print(*build.get_requires_for_build_editable())
+
+.venv/.made .venv-sanitize/.made .venv-tsan/.made: pyproject.toml
 	$(PYTHON) -m venv $(@D)
+	sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr , ' ' | xargs $(@D)/bin/python -m pip install
+	$(@D)/bin/python -c '$(NEEDED)' | xargs -r $(@D)/bin/python -m pip install
 	touch $@
 
-# The two installations of the package in .venv replace each other, so each takes away the other's stamp.
-.venv/.installed: .venv/.made $(PACKAGE)
-	$(BIN)/python -m pip install .
-	rm -f .venv/.development
+# The package is used from src/, with the core compiled in build/: a second installation compiles nothing, a change to
+# one source only what depends on it.
+INSTALL = $(@D)/bin/python -m pip install --no-build-isolation --config-settings=build-dir=build/$(@D:.%=%) --editable
+
+.venv/.core: .venv/.made $(CORE)
+	$(INSTALL) .
 	touch $@
 
-.venv/.development: .venv/.made $(CORE)
-	$(BIN)/python -m pip install $(TORCH)
-	$(BIN)/python -m pip install --editable '.[test]'
-	rm -f .venv/.installed
+.venv/.development: .venv/.made | .venv/.core
+	$(INSTALL) '.[test]' $(TORCH)
 	touch $@
 
-.venv-sanitize/.installed: .venv-sanitize/.made $(PACKAGE)
-	$(SANITIZED)/python -m pip install $(TORCH)
-	$(SANITIZED)/python -m pip install '.[test]' --config-settings=build-dir=build/sanitize \
-	    --config-settings=cmake.define.NDPOOL_SANITIZE=address,undefined
+.venv-sanitize/.installed: .venv-sanitize/.made $(CORE)
+	$(INSTALL) '.[test]' $(TORCH) --config-settings=cmake.define.NDPOOL_SANITIZE=address,undefined
 	touch $@
 
-.venv-tsan/.installed: .venv-tsan/.made $(PACKAGE)
-	$(@D)/bin/python -m pip install '.[test]' --config-settings=build-dir=build/tsan \
-	    --config-settings=cmake.define.NDPOOL_SANITIZE=thread
+.venv-tsan/.installed: .venv-tsan/.made $(CORE)
+	$(INSTALL) '.[test]' --config-settings=cmake.define.NDPOOL_SANITIZE=thread
 	touch $@
