@@ -104,7 +104,7 @@ NEEDED := import scikit_build_core.build as build; print(*build.get_requires_for
 
 # The package is used from src/, with the core compiled in build/: a second installation compiles nothing, a change to
 # one source only what depends on it.
-INSTALL = $(@D)/bin/python -m pip install --no-build-isolation --config-settings=build-dir=build/$(@D:.%=%) --editable
+INSTALL = $(@D)/bin/python -m pip install --no-build-isolation --config-settings=build-dir=build/$(@D:.%=%) --no-compile --editable
 
 .venv/.core: .venv/.made $(CORE)
 	$(INSTALL) .

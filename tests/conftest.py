@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -27,6 +28,13 @@ def one_torch_thread() -> Iterator[None]:
     yield
     if torch:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_modules() -> None:
+    """Exempt imported modules from garbage collection, which would visit a million objects each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
