@@ -28,7 +28,7 @@ types: .venv/.development  ## check the types of the package
 	$(BIN)/mypy --strict src
 
 unit: .venv/.development browser  ## run the tests and the examples in the documentation
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 SECONDS ?= 60
 SEED ?=
@@ -78,7 +78,7 @@ SANITIZED_TESTS := $(filter-out $(addprefix tests/test_,$(addsuffix .py,argument
 sanitize: .venv-sanitize/.installed  ## run the tests of all kernels with a core that watches its memory (slow)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(SANITIZED)/pytest -n 2 $(SANITIZED_TESTS)
+	$(SANITIZED)/pytest -n 2 --dist worksteal $(SANITIZED_TESTS)
 
 # ThreadSanitizer sees what two threads do to the same memory without a lock between them.
 sanitize-threads: .venv-tsan/.installed  ## run the tests of threads with a core that watches for races (slow)
