@@ -92,8 +92,9 @@ clean:  ## remove everything that make made
 	rm -rf .venv .venv-sanitize .venv-tsan build dist site .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
 	find src tests fuzz examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The compiler, CMake and nanobind have to stay where they are, or everything is compiled again. So they are installed
-# here, not into a new folder for every installation: what pyproject.toml lists, and CMake and Ninja if there are none.
+# If the path of CMake or nanobind changes, everything is compiled again. So the build's requirements are installed here
+# and not into a new temporary environment for every installation: those that pyproject.toml lists, and CMake and Ninja
+# where there are none.
 NEEDED := import scikit_build_core.build as build; print(*build.get_requires_for_build_editable())
 
 .venv/.made .venv-sanitize/.made .venv-tsan/.made: pyproject.toml
@@ -102,8 +103,8 @@ NEEDED := import scikit_build_core.build as build; print(*build.get_requires_for
 	$(@D)/bin/python -c '$(NEEDED)' | xargs -r $(@D)/bin/python -m pip install
 	touch $@
 
-# The package is used from src/, with the core compiled in build/: a second installation compiles nothing, a change to
-# one source only what depends on it.
+# The package is imported from src/, and the core is compiled in build/: a second installation compiles nothing, and
+# after a change only what depends on it. Modules are compiled when they are first imported, which few of PyTorch's are.
 INSTALL = $(@D)/bin/python -m pip install --no-build-isolation --config-settings=build-dir=build/$(@D:.%=%) --no-compile --editable
 
 .venv/.core: .venv/.made $(CORE)
