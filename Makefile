@@ -3,8 +3,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
-CORE := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
-PACKAGE := $(CORE) README.md LICENSE $(shell find src -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.html' -o -name '*.js' -o -name '*.css')
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CORE := pyproject.toml CMakeLists.txt $(SOURCES)
 SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
@@ -14,7 +14,7 @@ SANITIZED := .venv-sanitize/bin
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
-demo: .venv/.installed  ## install the package and run the worked examples (NumPy only)
+demo: .venv/.core  ## install the package and run the worked examples (NumPy only)
 	$(BIN)/ndpool demo
 
 test: lint types unit  ## what every change must pass: lint, types, tests
@@ -22,13 +22,13 @@ test: lint types unit  ## what every change must pass: lint, types, tests
 lint: .venv/.development  ## check and format-check Python and C++
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror csrc/*
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 
 types: .venv/.development  ## check the types of the package
 	$(BIN)/mypy --strict src
 
 unit: .venv/.development browser  ## run the tests and the examples in the documentation
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 SECONDS ?= 60
 SEED ?=
@@ -78,7 +78,7 @@ SANITIZED_TESTS := $(filter-out $(addprefix tests/test_,$(addsuffix .py,argument
 sanitize: .venv-sanitize/.installed  ## run the tests of all kernels with a core that watches its memory (slow)
 	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	$(SANITIZED)/pytest -n 2 $(SANITIZED_TESTS)
+	$(SANITIZED)/pytest -n 2 --dist worksteal $(SANITIZED_TESTS)
 
 # ThreadSanitizer sees what two threads do to the same memory without a lock between them.
 sanitize-threads: .venv-tsan/.installed  ## run the tests of threads with a core that watches for races (slow)
@@ -92,29 +92,33 @@ clean:  ## remove everything that make made
 	rm -rf .venv .venv-sanitize .venv-tsan build dist site .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg
 	find src tests fuzz examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.made .venv-sanitize/.made .venv-tsan/.made:
+# If the path of CMake or nanobind changes, everything is compiled again. So the build's requirements are installed here
+# and not into a new temporary environment for every installation: those that pyproject.toml lists, and CMake and Ninja
+# where there are none.
+NEEDED := import scikit_build_core.build as build; print(*build.get_requires_for_build_editable())
+
+.venv/.made .venv-sanitize/.made .venv-tsan/.made: pyproject.toml
 	$(PYTHON) -m venv $(@D)
+	sed -n 's/^requires = \[\(.*\)\]$$/\1/p' pyproject.toml | tr , ' ' | xargs $(@D)/bin/python -m pip install
+	$(@D)/bin/python -c '$(NEEDED)' | xargs -r $(@D)/bin/python -m pip install
 	touch $@
 
-# The two installations of the package in .venv replace each other, so each takes away the other's stamp.
-.venv/.installed: .venv/.made $(PACKAGE)
-	$(BIN)/python -m pip install .
-	rm -f .venv/.development
+# The package is imported from src/, and the core is compiled in build/: a second installation compiles nothing, and
+# after a change only what depends on it. Modules are compiled when they are first imported, which few of PyTorch's are.
+INSTALL = $(@D)/bin/python -m pip install --no-build-isolation --config-settings=build-dir=build/$(@D:.%=%) --no-compile --editable
+
+.venv/.core: .venv/.made $(CORE)
+	$(INSTALL) .
 	touch $@
 
-.venv/.development: .venv/.made $(CORE)
-	$(BIN)/python -m pip install $(TORCH)
-	$(BIN)/python -m pip install --editable '.[test]'
-	rm -f .venv/.installed
+.venv/.development: .venv/.made | .venv/.core
+	$(INSTALL) '.[test]' $(TORCH)
 	touch $@
 
-.venv-sanitize/.installed: .venv-sanitize/.made $(PACKAGE)
-	$(SANITIZED)/python -m pip install $(TORCH)
-	$(SANITIZED)/python -m pip install '.[test]' --config-settings=build-dir=build/sanitize \
-	    --config-settings=cmake.define.NDPOOL_SANITIZE=address,undefined
+.venv-sanitize/.installed: .venv-sanitize/.made $(CORE)
+	$(INSTALL) '.[test]' $(TORCH) --config-settings=cmake.define.NDPOOL_SANITIZE=address,undefined
 	touch $@
 
-.venv-tsan/.installed: .venv-tsan/.made $(PACKAGE)
-	$(@D)/bin/python -m pip install '.[test]' --config-settings=build-dir=build/tsan \
-	    --config-settings=cmake.define.NDPOOL_SANITIZE=thread
+.venv-tsan/.installed: .venv-tsan/.made $(CORE)
+	$(INSTALL) '.[test]' --config-settings=cmake.define.NDPOOL_SANITIZE=thread
 	touch $@

@@ -49,6 +49,7 @@ class Case:
     sizes: tuple[int, ...] = ()  # output sizes of unpooling and fractional pooling
     others: tuple[int, int, Layout] | None = None  # threads, instruction set and layout of a second call
     illegal: int = 0  # seed of an illegal argument; 0 if the arguments are legal
+    want: Any = None  # the reference result, if it is known
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -10,6 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from fences import poisoned_results
+
+# Otherwise PyTorch's compiler first compiles a program to see whether the processor's vectors can be used.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    import interpreter
+
+    interpreter.accelerate()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -22,6 +30,13 @@ def one_torch_thread() -> Iterator[None]:
     yield
     if torch:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_modules() -> None:
+    """Exempt imported modules from garbage collection, which would visit a million objects each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -40,6 +55,11 @@ def restore_settings() -> Iterator[None]:
     yield
     core.set_isa(isa)
     core.set_num_threads(threads)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest tests first, so that no worker is left alone with them at the end."""
+    items.sort(key=lambda item: "test_gpu.py" not in item.nodeid)
 
 
 # (test, reason) as regular expressions: skips allowed in CI, which has no GPU. Any other skip means a missing

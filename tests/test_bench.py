@@ -4,6 +4,7 @@ The timings here are meaningless; the tests show that a wrong answer is never ti
 """
 
 import dataclasses
+import gc
 import importlib.util
 import io
 import json
@@ -30,6 +31,8 @@ TINY = Case("tiny", "none", "max", "max_pool2d", {"kernel_size": 2}, (2, 3, 8, 1
 @pytest.fixture(autouse=True, scope="module")
 def restore_num_threads():
     threads = ndpool.get_num_threads()
+    runner.installed(1)
+    gc.freeze()  # the peers too: garbage is collected before every timing
     yield
     ndpool.set_num_threads(threads)
 

@@ -19,7 +19,7 @@ import pytest
 from cases import DTYPES
 from fences import ENDS, Layout, Memory, packed, poisoned_results
 from fuzz.case import Case, given, given_unpool
-from fuzz.check import check
+from fuzz.check import check, expected
 from helpers import hard_values, run_child, small
 from ndpool._native import core
 from oracle import is_float
@@ -94,12 +94,14 @@ def pooled(numbers: Iterator[int]) -> Iterator[tuple[int, Case]]:
             continue
         values = small(shape, dtype, low=0) if dtype.kind == "u" else hard_values(shape, dtype)
         values = np.abs(values) if "lp" in function else values
+        want = None  # the same for every layout
         for layout, other in zip(layouts(len(shape)), layouts(len(shape))[::-1], strict=True):
             number = next(numbers)
             case = given(function, values, framework_of(number, layout, other), **kwargs)
             if case.has_index:
                 case.kwargs["return_indices"] = number % 2 == 1
             case.layout, case.out, case.grad_layout = layout, (other, layout), other
+            case.want = want = want or expected(case)
             yield number, case
 
 

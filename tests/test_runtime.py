@@ -459,7 +459,7 @@ eighths, interrupted, results = [], [], []
 for _ in range(5):
     want, seconds = cpu(call, 1)
     eighths.append(seconds)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)
+    signal.setitimer(signal.ITIMER_VIRTUAL, max(min(eighths) / 2, 0.01))
     result, seconds = cpu(call, 8)
     interrupted.append(seconds)
     results.append(result)
@@ -467,48 +467,48 @@ for _ in range(5):
         break
 print(all(result is None for result in results), min(interrupted) < 4 * min(eighths))
 start = time.process_time()
-time.sleep(0.5)
-print(time.process_time() - start < 0.25)
+time.sleep(0.2)
+print(time.process_time() - start < 0.1)
 print(bool((want == call(1)).all()))
 """
 INTERRUPTED = {
     "forward": """
-x = np.random.default_rng(0).random((16, 60, 60, 60))
-call = lambda n: ndpool.lp_pool3d(x[: 2 * n], 3.0, 12, 1)
+x = np.random.default_rng(0).random((8, 60, 60, 60))
+call = lambda n: ndpool.lp_pool3d(x[:n], 3.0, 12, 1)
 """,
     "one plane": """
-x = np.random.default_rng(0).random((1, 1, 160, 160, 160))
+x = np.random.default_rng(0).random((1, 1, 160, 100, 100))
 call = lambda n: ndpool.lp_pool3d(x[:, :, : 20 * n], 3.0, 12, 1)
 """,
     "large window": """
-x = np.random.default_rng(0).random((8, 150, 150, 150))
+x = np.random.default_rng(0).random((8, 100, 100, 100))
 call = lambda n: ndpool.pool(x[:n], (50, 50, 50), reduce="avg", stride=1)
 """,
     "backward": """
 import passes
 from ndpool import geometry
-plan = geometry.sliding("f", (64, 64, 64), 12, 1, 0, 1, False, strict=False)
+plan = geometry.sliding("f", (50, 50, 50), 12, 1, 0, 1, False, strict=False)
 x, y = (np.random.default_rng(0).random((8, *sizes)) for sizes in (plan.sizes, plan.out))
 call = lambda n: passes.backward("lp", plan, y[:n], (1, 2, 3), norm=3.5, x=x[:n], y=y[:n])
 """,
     "unpool": """
-values = np.broadcast_to(np.ones(1 << 20, np.float32), (4000, 1 << 20))
+values = np.broadcast_to(np.ones(1 << 20, np.float32), (1600, 1 << 20))
 indices = np.broadcast_to(np.arange(1 << 20) % 16, values.shape)
-call = lambda n: ndpool.unpool(values[: 500 * n], indices[: 500 * n], (16,), axes=(1,))
+call = lambda n: ndpool.unpool(values[: 200 * n], indices[: 200 * n], (16,), axes=(1,))
 """,
     "unpool one plane": """
-values = np.broadcast_to(np.ones(1, np.float32), (1 << 32,))
+values = np.broadcast_to(np.ones(1, np.float32), (1 << 31,))
 indices = np.broadcast_to(np.ones(1, int), values.shape)
-call = lambda n: ndpool.unpool(values[: n << 29], indices[: n << 29], (16,))
+call = lambda n: ndpool.unpool(values[: n << 28], indices[: n << 28], (16,))
 """,
     "tensor": """
 import torch
-x = torch.rand(32, 1, 60, 60, 60)
-call = lambda n: ndpool.lp_pool3d(x[: 4 * n], 3.0, 12, 1)
+x = torch.rand(16, 1, 60, 60, 60)
+call = lambda n: ndpool.lp_pool3d(x[: 2 * n], 3.0, 12, 1)
 """,
     "tensor backward": """
 import torch
-x = {n: torch.rand(10 * n, 1, 90, 90, 90).requires_grad_() for n in (1, 8)}
+x = {n: torch.rand(5 * n, 1, 90, 90, 90).requires_grad_() for n in (1, 8)}
 y = {n: ndpool.avg_pool3d(x[n], 20, 1).sum() for n in x}
 call = lambda n: torch.autograd.grad(y[n], x[n], retain_graph=True)[0]
 """,
@@ -551,7 +551,8 @@ want, part, right = call(x), call(x[:1, :24]), []
 
 def handler(*_):
     right.append((call(x[:1, :24]) == part).all())
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
+    if len(right) < 6:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.02)
 
 signal.signal(signal.SIGVTALRM, handler)
 handler()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import warnings
 from dataclasses import replace
 from functools import partial
@@ -1011,32 +1012,44 @@ def test_empty_tensors_need_no_memory():
         assert not ndpool.max_pool2d(x, 2).any()
 
 
+BEYOND_MEMORY = [
+    "ndpool.adaptive_avg_pool2d(x, 512)",
+    "ndpool.adaptive_max_pool2d(x, 512, return_indices=True)",
+    "ndpool.adaptive_avg_pool2d(x.detach().requires_grad_(), 512)",
+    "ndpool.adaptive_pool(x, (512, 512), reduce='sum')",
+    "ndpool.max_unpool2d(x, torch.zeros_like(x, dtype=torch.int64), 512)",
+]
+
+
+@pytest.fixture(scope="module")
+def raised_without_memory():
+    """What each of these calls raises in a process whose memory is limited: is it each error, its message."""
+    code = """
+import json, resource, sys, torch, ndpool
+torch.set_num_threads(1)
+ndpool.max_pool2d(torch.rand(1, 4, 4), 2)
+x = torch.rand(1, 1, 4, 4).expand(64, 64, 4, 4)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)
+raised = {}
+for call in sys.argv[1:]:
+    try:
+        eval(call)
+    except Exception as error:
+        raised[call] = isinstance(error, MemoryError), isinstance(error, RuntimeError), str(error)
+print(json.dumps(raised))
+"""
+    return json.loads(run_python(code, *BEYOND_MEMORY))
+
+
 @not_sanitized
-@pytest.mark.parametrize(
-    "call",
-    [
-        "ndpool.adaptive_avg_pool2d(x, 512)",
-        "ndpool.adaptive_max_pool2d(x, 512, return_indices=True)",
-        "ndpool.adaptive_avg_pool2d(x.requires_grad_(), 512)",
-        "ndpool.adaptive_pool(x, (512, 512), reduce='sum')",
-        "ndpool.max_unpool2d(x, torch.zeros_like(x, dtype=torch.int64), 512)",
-    ],
-)
-def test_out_of_memory_is_a_memory_error(call):
+@pytest.mark.parametrize("call", BEYOND_MEMORY)
+def test_out_of_memory_is_a_memory_error(call, raised_without_memory):
     """MemoryError as for NumPy arrays and also RuntimeError as in PyTorch, naming the function."""
-    name = call[7 : call.index("(")]
-    run_python(
-        "import resource, torch, ndpool\n"
-        "torch.set_num_threads(1)\n"
-        "ndpool.max_pool2d(torch.rand(1, 4, 4), 2)\n"
-        "x = torch.rand(1, 1, 4, 4).expand(64, 64, 4, 4)\n"
-        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)\n"
-        f"try: {call}\n"
-        "except MemoryError as error:\n"
-        f"    assert isinstance(error, RuntimeError) and str(error).startswith('{name}: '), error\n"
-        "else: raise AssertionError('no error')\n"
-    )
+    memory_error, runtime_error, message = raised_without_memory[call]
+    assert memory_error
+    assert runtime_error
+    assert message.startswith(f"{call[7 : call.index('(')]}: ")
 
 
 X = torch.rand(1, 2, 6, 6)
