@@ -80,11 +80,11 @@ class ToyFramework:
 @pytest.fixture
 def toys(monkeypatch):
     """The one row of the dispatch table."""
-    monkeypatch.setitem(
-        _dispatch.FRAMEWORKS, (Grid.__module__.partition(".")[0], "Grid"), lambda: ToyFramework
-    )
+    package = Grid.__module__.partition(".")[0]
+    monkeypatch.setitem(_dispatch.FRAMEWORKS, (package, "Grid"), lambda: ToyFramework)
     yield
-    _dispatch.frameworks.pop(Grid, None)
+    _dispatch.packages.pop(Grid, None)
+    _dispatch.loaded.pop(package, None)
 
 
 CALLS = {

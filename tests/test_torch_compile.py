@@ -349,13 +349,28 @@ def test_errors_while_tracing():
 
 
 def test_first_call_may_be_compiled():
-    """No eager call is needed before."""
+    """No eager call is needed before, and arrays of other types do not cause another compilation."""
     code = """
-import torch, ndpool
-f = torch.compile(lambda x: ndpool.max_pool2d(x, 2), fullgraph=True, backend="aot_eager")
-print(f(torch.ones(1, 2, 4, 4)).sum().item())
+import numpy, torch, ndpool
+
+def backend(graph, inputs):
+    import ndpool.torch  # Inductor may import it, too: it searches all modules for names
+    return graph.forward
+
+f = torch.compile(lambda x: ndpool.avg_pool2d(ndpool.max_pool2d(x, 2), 2), fullgraph=True, backend=backend)
+x = torch.ones(1, 2, 8, 8)
+print(f(x).sum().item())
+
+class Image(torch.Tensor):
+    pass
+
+with torch._dynamo.config.patch(error_on_recompile=True):
+    f(x)
+    ndpool.max_pool2d(numpy.ones((1, 4, 4)), 2)
+    ndpool.max_pool2d(x.as_subclass(Image), 2)
+    print(f(x).sum().item())
 """
-    assert run_python(code).strip() == "8.0"
+    assert run_python(code).split() == ["8.0", "8.0"]
 
 
 def test_jit_trace():

@@ -47,7 +47,7 @@ def calls(monkeypatch):
     """The names of the ndpool functions that were called, in order."""
     seen, framework_of = [], _run.framework_of
     monkeypatch.setattr(_run, "framework_of", lambda fn, x: seen.append(fn) or framework_of(fn, x))
-    monkeypatch.setattr(_run, "frameworks", {})  # an empty cache: every call looks up its framework
+    monkeypatch.setattr(_run, "package_of", lambda kind: None)  # every call looks up its framework
     return seen
 
 

@@ -58,29 +58,47 @@ def _torch() -> Any:
     return torch
 
 
-# (package, class) of an array or one of its base classes -> the import of its framework, as a statement that
-# PyTorch's compiler can follow.
+# (package, class) of an array or one of its base classes -> the import of its framework.
 FRAMEWORKS: dict[tuple[str, str], Callable[[], Any]] = {
     ("numpy", "ndarray"): _numpy,
     ("torch", "Tensor"): _torch,
 }
 
-frameworks: dict[type, Framework] = {}  # of the types seen so far
+packages: dict[type, str] = {}  # of the types seen so far
+# Package -> framework. All keys exist from the start: compiled code depends on the number of entries.
+loaded: dict[str, Any] = {package: None for package, _ in FRAMEWORKS}
+
+
+def package_of(kind: type) -> str | None:
+    """The package of a type of array, whose framework is then in `loaded`; None for any other type."""
+    try:
+        return packages[kind]
+    except KeyError:
+        pass
+    for base in kind.__mro__:
+        package = base.__module__.partition(".")[0]
+        load = FRAMEWORKS.get((package, base.__name__))
+        if load is not None:
+            loaded[package] = load()
+            packages[kind] = package
+            return package
+    return None
+
+
+# What torch.compiler.assume_constant_result does, without importing PyTorch: the compiler calls the function
+# and does not trace it. Otherwise compiled code would depend on `packages`: every new type would compile it
+# again, and a type added during compilation would raise an error.
+package_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def framework_of(fn: str, x: object) -> Framework:
     """The framework of an array, or a TypeError that lists the supported kinds of array."""
     kind = type(x)
-    known = frameworks.get(kind)
-    if known is not None:
-        return known
-    for base in kind.__mro__:
-        load = FRAMEWORKS.get((base.__module__.partition(".")[0], base.__name__))
-        if load is not None:
-            framework: Framework = load()
-            frameworks[kind] = framework
-            return framework
-    names = ", ".join(f"{package}.{cls}" for package, cls in FRAMEWORKS)
-    raise TypeError(
-        f"{fn}: {input_name(fn)} must be an array ({names}); got {kind.__module__}.{kind.__qualname__}"
-    )
+    package = package_of(kind)
+    if package is None:
+        names = ", ".join(f"{package}.{cls}" for package, cls in FRAMEWORKS)
+        raise TypeError(
+            f"{fn}: {input_name(fn)} must be an array ({names}); got {kind.__module__}.{kind.__qualname__}"
+        )
+    framework: Framework = loaded[package]
+    return framework

@@ -19,7 +19,7 @@ from ndpool._arguments import (
     normalize_axes,
 )
 from ndpool._call import INDEX64, NO_EXTRA, PLAIN, Asked, Call, Function, Unpool
-from ndpool._dispatch import Framework, framework_of, frameworks
+from ndpool._dispatch import Framework, framework_of, loaded, package_of
 from ndpool._policy import check_divisor
 
 
@@ -30,7 +30,8 @@ def run(
     # Kept short: call overhead dominates on small arrays.
     if indices is not False:
         indices = check_flag(function.name, "return_indices", indices)
-    framework = frameworks.get(type(x)) or framework_of(function.name, x)
+    package = package_of(type(x))
+    framework: Framework = loaded[package] if package else framework_of(function.name, x)
     if asked.dtype is None and (framework.plain is None or framework.plain(x)):
         key = arguments if asked is PLAIN else (*arguments, asked.divisor, asked.norm)
         prepared = framework.recall(function, x, key, indices)
