@@ -61,7 +61,7 @@ compile-gpu:  ## compile the GPU kernels of DRAWS drawn calls; needs Triton, but
 # As few checks as start every kind of kernel in every form, and unpooling. The first run is not watched: it
 # compiles the kernels, which would take too long under a sanitizer. Then every tensor is allocated on its own, so
 # that one read or written beyond its end is seen.
-WATCHED := -k "each_kind or unpooling or far_apart or meet"
+WATCHED := -k "each_kind or unpooling or far_apart or meet or many_windows"
 
 sanitize-gpu:  ## watch the memory and the races of every kind of GPU kernel, on a GPU
 	PYTHONPATH=src:tests $(PYTHON) $(GPU_CHECKS) $(WATCHED)
