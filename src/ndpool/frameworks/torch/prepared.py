@@ -93,6 +93,7 @@ class Training(NamedTuple):
     call: Call
     last: bool
     new: Any  # allocates the result
+    kind: int  # of the offsets, if there are any
     new_offsets: Any
     new_grad: Any
     outs: tuple[int, ...]
@@ -125,15 +126,16 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
     bytes_needed, itemsize, dtype = extent(x), x.itemsize, x.dtype
     training = None
     differentiable = code >= FIRST_FLOAT and call.extra == NO_EXTRA and not call.reduction.norm
-    if differentiable and (plan.taps <= BYTE_TAPS or not has_index):
+    if differentiable:
         new_grad, grad_stride = _new(x, x.shape, x.dtype, last, n_axes)
-        small = prod(shape) <= _SMALL and not last
-        kind = OFFSET8 if has_index else NO_EXTRA
+        small = prod(shape) <= _SMALL and not last and plan.taps <= BYTE_TAPS
+        kind = call.offsets if has_index else NO_EXTRA
         training = Training(
             call=call,
             last=last,
             new=new,
-            new_offsets=_new(x, shape, torch.uint8, last, n_axes)[0],
+            kind=kind,
+            new_offsets=_new(x, shape, EXTRA_DTYPES[kind], last, n_axes)[0] if has_index else None,
             new_grad=new_grad,
             outs=shape,
             stride=stride,
@@ -203,7 +205,7 @@ class TrainCpu(Function):
             done = t.forward(x, y, offsets)
         if not done:  # misaligned memory, or an implicit zero
             packed = None
-            found = cpu.pool(t.call._replace(extra=OFFSET8 if t.has_offsets else NO_EXTRA), x, t.last)
+            found = cpu.pool(t.call._replace(extra=t.kind), x, t.last)
             y, offsets = found if t.has_offsets else (found, None)
         # The graph keeps a leaf anyway, and keeping a small input costs less than a link to it.
         kept = t.keeps_input and not x.is_leaf
