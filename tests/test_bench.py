@@ -20,12 +20,26 @@ import pytest
 import ndpool
 from helpers import HANG
 from ndpool import _bench
-from ndpool._bench import CASES, Case, contestants, peers, random_calls, report, runner, select
+from ndpool._bench import (
+    ALL_CASES,
+    CASES,
+    Case,
+    array_peers,
+    contestants,
+    peers,
+    random_calls,
+    report,
+    runner,
+    select,
+)
+from ndpool._bench.array_cases import ARRAY_CASES, IMAGE_CASES
 from ndpool._cli import main
 
 ROOT = Path(__file__).parents[1]
 BRIEF = runner.Effort(2, 1e-3, 1e-5)
 TINY = Case("tiny", "none", "max", "max_pool2d", {"kernel_size": 2}, (2, 3, 8, 10))
+WINDOW = {"window": (2, 2), "reduce": "avg", "axes": (0, 1)}
+PICTURE = Case("picture", "none", "avg", "pool", WINDOW, (9, 8, 3), "uint8", "C", suite="images")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,7 +90,141 @@ def test_every_case_is_right(case):
     assert not [note for note in result["notes"].values() if note.startswith("wrong")]
 
 
+@pytest.mark.parametrize("case", [*IMAGE_CASES, *ARRAY_CASES], ids=lambda case: case.name)
+def test_every_array_case_agrees_with_its_peers(case):
+    present, _ = runner.installed(1)
+    small = case.reduced()
+    result = _bench.measure(small, present, 1, BRIEF)
+    assert (result["error"], result["notes"]) == (None, {})
+    timed = {one.name for one in present if one.runs(small)}
+    assert result["times"].keys() == timed | {"floor"}
+    assert small.plan.out != (1,) * len(small.axes)
+    assert small.disjoint == case.disjoint
+    # A peer that is not installed counts, too.
+    both = [kind.name for kind in array_peers.ARRAY_PEERS if kind.__new__(kind).runs(case)]
+    assert both
+    assert set(both) >= timed - {"kernel", "ndpool"}
+
+
+def stride_of(case):
+    window, stride = case.arguments["window"][0], case.arguments["stride"]
+    return "k" if stride == window else stride
+
+
+def test_image_cases_leave_out_no_kind():
+    kinds = {(c.reduction, stride_of(c), c.shape[2:], c.dtype) for c in IMAGE_CASES}
+    assert len(kinds) == 2 * 3 * 3 * 3
+    for of, wanted in (("max", {2, 3, 7, 31}), ("avg", {2, 3, 4, 9})):
+        windows = {(c.arguments["window"], c.arguments["stride"]) for c in IMAGE_CASES if c.reduction == of}
+        assert windows == {((k, k), stride) for k in wanted for stride in (1, 2, k)}
+    assert {c.shape[:2] for c in IMAGE_CASES} == {(1080, 1920), (719, 1283), (512, 512)}
+    assert {c.axes for c in IMAGE_CASES} == {(0, 1)}
+
+
+def test_drift_of_running_sums_is_not_a_wrong_answer():
+    """SciPy adds and subtracts along the whole row: in float64 its error grows with the row."""
+    scipy = pytest.importorskip("scipy")
+    case = next(case for case in ARRAY_CASES if case.name == "signal-3-avg-float64")
+    result = _bench.measure(case, [*own(), array_peers.SciPyArrays(1)], 1, BRIEF)
+    assert (result["error"], result["notes"]) == (None, {}), scipy.__version__
+    assert "SciPy" in result["times"]
+
+
+def test_array_cases_leave_out_no_kind():
+    def position(case):
+        if len(case.axes) > 1:
+            return len(case.axes)
+        return "last" if case.axes[0] == len(case.shape) - 1 else "first" if case.axes[0] == 0 else "middle"
+
+    single = {(position(c), c.plan.axes[0].kernel >= 30, c.dtype) for c in ARRAY_CASES if len(c.axes) == 1}
+    assert len(single) == 3 * 2 * 5
+    assert {position(c) for c in ARRAY_CASES} == {"first", "middle", "last", 2, 3}
+    named = {(c.shape, c.axes, c.arguments["window"], stride_of(c)) for c in ARRAY_CASES}
+    for shape, axis, window, stride in (
+        ((365, 180, 360), 0, 7, "k"),
+        ((3, 5000, 400), 1, 50, "k"),
+        ((8, 1_000_000), 1, 100, "k"),
+        ((1_000_000,), 0, 101, 1),
+    ):
+        assert (shape, (axis,), (window,), stride) in named
+    assert {c.network for c in ARRAY_CASES} == {"climate", "tables", "signals", "volumes", "masks"}
+
+
+def test_which_peers_run_a_call_of_pool():
+    """OpenCV: images; SciPy: overlapping windows; NumPy: disjoint ones. The layers have their own peers."""
+
+    def names(case):
+        kinds = (*peers.PEERS, *array_peers.ARRAY_PEERS)
+        return {kind for kind in kinds if kind.__new__(kind).runs(case)}
+
+    opencv, scipy, numpy = array_peers.ARRAY_PEERS
+    assert names(PICTURE) == {opencv, numpy}
+    sliding = dataclasses.replace(PICTURE, arguments=WINDOW | {"stride": 1})
+    assert names(sliding) == {opencv, scipy}
+    assert names(dataclasses.replace(sliding, dtype="float64")) == {scipy}
+    assert names(dataclasses.replace(sliding, shape=(9, 8, 5))) == {scipy}
+    volume = WINDOW | {"window": (2, 2, 2), "axes": (0, 1, 2), "stride": 1}
+    assert names(dataclasses.replace(PICTURE, arguments=volume)) == set()
+    assert names(dataclasses.replace(PICTURE, arguments=volume, dtype="float32")) == {scipy}
+    assert not names(TINY) & {opencv, scipy, numpy}
+
+
+def test_the_reference_of_arrays():
+    x = np.array([[1, 2], [4, -8], [9, 9], [0, -1]], np.int16)
+    case = Case("c", "", "", "pool", {"window": (2,), "axes": (0,), "reduce": "avg"}, (4, 2), "int16", "C")
+    assert array_peers.expected(case, x).tolist() == [[2, -3], [4, 4]]
+    padded = {"window": (3,), "axes": (1,), "stride": 1, "padding": 1, "reduce": "max"}
+    case = dataclasses.replace(case, arguments=padded)
+    assert array_peers.expected(case, x).tolist() == [[2, 2], [4, 4], [9, 9], [0, 0]]
+    low = -np.ones((4, 2), np.float32)
+    assert array_peers.expected(dataclasses.replace(case, dtype="float32"), low).tolist() == low.tolist()
+    averaged = dataclasses.replace(case, arguments=padded | {"reduce": "avg"}, dtype="float32")
+    assert array_peers.expected(averaged, 3 * low).tolist() == (2 * low).tolist()
+
+
+@pytest.mark.parametrize(
+    ("peer", "by", "timed"),
+    [
+        (array_peers.NumPyArrays, 1, False),
+        (array_peers.OpenCVImages, 1, True),
+        (array_peers.OpenCVImages, 2, False),
+        (array_peers.SciPyArrays, 1, True),
+        (array_peers.SciPyArrays, 2, False),
+    ],
+)
+def test_integer_averages_may_be_rounded_by_a_peer(peer, by, timed):
+    class Rounds(array_peers.NumPyArrays):
+        name = "rounds"
+
+        def tolerance(self, case):
+            return peer.__new__(peer).tolerance(case)
+
+        def answer(self, case, raw):
+            answer = raw.copy()
+            answer[0, 0, 0] += by if answer[0, 0, 0] < 128 else -by
+            return (answer,)
+
+    result = _bench.measure(PICTURE, [*own(), Rounds(1)], 1, BRIEF)
+    assert result["error"] is None
+    assert ("rounds" in result["times"], "rounds" in result["notes"]) == (timed, not timed)
+    maxima = dataclasses.replace(PICTURE, arguments=WINDOW | {"reduce": "max"})
+    assert "rounds" in _bench.measure(maxima, [*own(), Rounds(1)], 1, BRIEF)["notes"]
+
+
+def test_a_wrong_answer_of_ndpool_on_an_array_is_a_failure():
+    class Wrong(contestants.FullCall):
+        def answer(self, case, raw):
+            return (raw ^ (np.arange(raw.size).reshape(raw.shape) == 3),)
+
+    result = _bench.measure(PICTURE, [contestants.Kernel(1), Wrong(1)], 1, BRIEF)
+    assert result["error"].startswith("ndpool: wrong answer: 1 of 48 elements, first at (0, 1, 0)")
+    mask = dataclasses.replace(PICTURE, arguments=WINDOW | {"reduce": "max"}, dtype="bool")
+    result = _bench.measure(mask, [contestants.Kernel(1), Wrong(1)], 1, BRIEF)
+    assert result["error"].startswith("ndpool: wrong answer: 1 of 48 elements, first at (0, 1, 0)")
+
+
 def test_the_list():
+    assert len({case.name for case in ALL_CASES}) == len(ALL_CASES)
     assert len(CASES) >= 45
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.layout for case in CASES} == {"NCHW", "NHWC"}
@@ -100,15 +248,23 @@ def test_select_by_name_network_and_group():
     assert {case.name for case in select("SPPF-20-b8")} == {"sppf-20-b8", "sppf-20-b8-nhwc"}
     assert {case.network for case in select("pspnet")} == {"PSPNet"}
     assert {case.group for case in select("max 3x3 s2 n?wc")} == {"max 3x3 s2 NHWC"}
-    assert select() == CASES
+    assert select() == ALL_CASES == (*CASES, *IMAGE_CASES, *ARRAY_CASES)
     with pytest.raises(ValueError, match="no case matches 'resnext'"):
         select("resnext")
 
 
+def test_select_a_suite():
+    assert select("layers") == CASES
+    assert select("images") == IMAGE_CASES
+    assert select("arrays") == ARRAY_CASES
+    assert {case.dtype for case in select("masks")} == {"bool"}
+    assert {case.shape[-1] for case in select("rgba max k=s")} == {4}
+
+
 def test_quick_takes_the_smallest_of_each_group():
     chosen = {case.group: case for case in select(quick=True)}
-    assert list(chosen) == list(dict.fromkeys(case.group for case in CASES))
-    for case in CASES:
+    assert list(chosen) == list(dict.fromkeys(case.group for case in ALL_CASES))
+    for case in ALL_CASES:
         assert chosen[case.group].moved <= case.moved
 
 
@@ -135,6 +291,20 @@ def test_data_are_random_in_the_requested_layout(dtype, layout):
     assert (x if layout == "NCHW" else np.moveaxis(x, 1, -1)).flags.c_contiguous
     assert np.count_nonzero(x) > 0.98 * x.size
     assert len(np.unique(x.astype(np.float64))) > 100
+
+
+def test_any_axes_of_an_array():
+    window = {"window": (3,), "axes": (1,), "reduce": "avg"}
+    case = Case("c", "", "", "pool", window, (5, 7, 4), "int16", "C")
+    assert (case.axes, case.sizes, case.out_shape, case.reduction) == ((1,), (7,), (5, 2, 4), "avg")
+    assert case.moved == 2 * (5 * 7 * 4 + 5 * 2 * 4)
+    assert (case.disjoint, case.tiles, case.general, TINY.general) == (True, False, True, False)
+    assert case.call == "pool(window=(3,), axes=(1,), reduce='avg')"
+    masks = dataclasses.replace(case, dtype="bool", shape=(50, 70, 4)).data()[0]
+    assert (masks.dtype, masks.flags.c_contiguous) == (np.bool_, True)
+    assert 0 < np.count_nonzero(masks) < 0.1 * masks.size
+    large = dataclasses.replace(case, shape=(500, 700, 3))
+    assert large.reduced().shape == (20, 25, 3)
 
 
 def test_windows_in_the_terms_of_other_libraries():
@@ -248,7 +418,8 @@ def test_command_shows_table_summary_and_progress(written):
         "x floor",
         "x best peer",
         "max 9x9 s1",
-        "Geometric mean over 3 cases, 1 thread",
+        "Geometric mean over 3 cases (layers), 1 thread",
+        "slowest of the layers, 1 thread",
     ):
         assert text in done.stdout
     assert "0/3  estimating  spp-13-5x5, 1 thread" in done.stderr
@@ -347,14 +518,38 @@ def test_factors():
     lines = report.summary(document).splitlines()
     assert lines[1].split() == ["a", "1.50", "1.00"]
     assert lines[2].split() == ["b", "3.00", "-"]
-    assert "1 thread: 20.0 times PyTorch (contiguous), 2.00 times the best peer" in lines[4]
-    assert "avx2, 2026-01-02; ndpool 1, PyTorch 2" in lines[5]
-    assert lines[6:] == ["JAX: not installed"]
+    assert " ".join(lines[4].split()) == "slowest of the layers, 1 thread x best peer ms"
+    assert [line.split() for line in lines[5:7]] == [["c1", "1.00", "other", "4000.000"]] + [
+        ["c0", "4.00", "other", "2000.000"]
+    ]
+    assert lines[8] == (
+        "Geometric mean over 3 cases (layers), 1 thread: 20.0 times PyTorch (contiguous), "
+        "2.00 times the best peer of each case, 0 slower"
+    )
+    assert "avx2, 2026-01-02; ndpool 1, PyTorch 2" in lines[9]
+    assert lines[10:] == ["JAX: not installed"]
     alone = report.summary(document | {"missing": {"PyTorch": "not installed"}}).splitlines()
     assert alone[-1] == "Without PyTorch the answers were compared with ndpool's own only"
     assert "| a | 1.20 to 1.50 | 1.00 to 4.00 | 10.0 to 40.0 |" in report.markdown(document)
     assert "| b | 3.00 | - | - |" in report.markdown(document)
     assert report.table(document).splitlines()[1].split()[3:] == ["2000.000", "1.50", "10.0", "4.00", "other"]
+
+
+def test_summary_of_each_suite():
+    """Layers, images and arrays have a mean, a number of slower cases and a list of ten of their own."""
+    document = made(
+        *(("a", 1, 1.0, 1.0, 1.0, 4.0, 2.0) for _ in range(3)),
+        *(("b", 1, 1.0, 1.0, 1.0, None, (n + 1) / 4) for n in range(12)),
+        ("b", 1, 1.0, 1.0, 1.0, None, None),
+    )
+    for result in document["results"][3:]:
+        result["suite"] = "images"
+    text = report.summary(document)
+    assert "over 3 cases (layers), 1 thread: 4.00 times PyTorch (contiguous), 2.00 times" in text
+    assert "over 13 cases (images), 1 thread: 1.32 times the best peer of each case, 3 slower" in text
+    images = text.partition("slowest of the images")[2].partition("\n\n")[0].splitlines()[1:]
+    assert [line.split()[:2] for line in images] == [[f"c{n + 3}", f"{(n + 1) / 4:.2f}"] for n in range(10)]
+    assert "(images), 1 thread: 1.32" in report.markdown(document)
 
 
 def test_progress_on_a_terminal():
@@ -373,7 +568,16 @@ def test_progress_on_a_terminal():
 def test_list_shows_every_case(capsys):
     assert main(["bench", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [case.name for case in CASES]
+    assert [line.split()[0] for line in lines[1:]] == [case.name for case in ALL_CASES]
+
+
+def test_help_names_the_suites(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    text = capsys.readouterr().out
+    for suite in dict.fromkeys(case.suite for case in ALL_CASES):
+        assert f"\n  {suite}   " in text
+    assert "ndpool bench --case images" in text
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,14 @@ Every answer is checked before it is timed. "x floor" is the kernel's time divid
 same bytes; "x PyTorch" and "x best peer" are the speedups of a full call over theirs. Peers, if installed:
 PyTorch, oneDNN, ONNX Runtime, JAX, OpenCV, SciPy, scikit-image and NumPy.
 
+suites:
+  layers   pooling layers of well-known networks, forward and backward
+  images   pool(image, ..., axes=(0, 1)) with 1, 3 and 4 channels, next to OpenCV, SciPy and NumPy
+  arrays   pool along any axes of volumes, climate data, masks and signals, next to SciPy and NumPy
+
 examples:
-  ndpool bench --list                         list the cases and their classes
+  ndpool bench --list                         list the cases with their classes and suites
+  ndpool bench --case images --threads 1      run one suite
   ndpool bench --case resnet --threads 1      run cases whose name, network or class contains the word
   ndpool bench --json run.json --plot run.svg
   ndpool bench --random 1000 --seed 1         random calls next to PyTorch, with the slowest ones
@@ -128,16 +134,17 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser(
         "bench",
-        help="time pooling layers of well-known networks next to other libraries",
-        description="Time pooling layers of well-known networks next to other libraries and a memory copy.",
+        help="time layers of well-known networks, images and arrays next to other libraries",
+        description="Time pooling layers of well-known networks, and pooling of images and other arrays, "
+        "next to other libraries and a memory copy.",
         epilog=_BENCH_EPILOG,
         formatter_class=layout,
     )
     bench.add_argument(
-        "--quick", action="store_true", help="run only the smallest case of each class (about a minute)"
+        "--quick", action="store_true", help="run only the smallest case of each class (about two minutes)"
     )
     bench.add_argument(
-        "--case", metavar="PATTERN", help="run only cases whose name, network or class matches"
+        "--case", metavar="PATTERN", help="run only cases whose name, network, class or suite matches"
     )
     bench.add_argument(
         "--threads", type=_counts, metavar="N[,N]", help="numbers of threads (default: 1 and all cores)"

@@ -6,10 +6,11 @@ Used by `ndpool bench` and by the script that generates the documentation's tabl
 
 from ndpool._bench import cuda, cuda_report, report
 from ndpool._bench.case import Case
-from ndpool._bench.cases import CASES, select
+from ndpool._bench.cases import ALL_CASES, CASES, select
 from ndpool._bench.runner import all_threads, compare, installed, measure, run
 
 __all__ = [
+    "ALL_CASES",
     "CASES",
     "Case",
     "all_threads",

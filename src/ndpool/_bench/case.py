@@ -1,6 +1,7 @@
 """One benchmark case: a pooling call, its input, and its windows in the terms of other libraries.
 
-The list of cases is in `cases`. Windows come from `geometry`; nothing here depends on a contestant.
+The lists of cases are in `cases` and `array_cases`. Windows come from `geometry`; nothing here depends on a
+contestant.
 """
 
 from __future__ import annotations
@@ -33,32 +34,38 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One call: a function of ndpool and PyTorch, its arguments, and its input array."""
+    """One call and its input: a function that PyTorch has, too, or `pool` on any axes of an array."""
 
     name: str
     network: str
     group: str  # its row in the summary
     function: str
     arguments: Mapping[str, Any]
-    shape: tuple[int, ...]  # (batch, channels, *sizes) in either layout
+    shape: tuple[int, ...]  # (batch, channels, *sizes) in either layout; any for `pool`
     dtype: str = "float32"
-    layout: str = "NCHW"  # or NHWC: channels last in memory
+    layout: str = "NCHW"  # or NHWC: channels last in memory; C for `pool`: row-major
     mode: str = "values"  # or indices, offsets (saved for backward), backward
+    suite: str = "layers"  # or images, arrays: what the summary takes together
+
+    @property
+    def general(self) -> bool:
+        """Whether it is a call of `pool`, with its own peers, instead of a layer."""
+        return self.function == "pool"
 
     @property
     def reduction(self) -> str:
         """The name of the reduction: max or avg."""
-        return "max" if "max" in self.function else "avg"
+        return str(self.arguments.get("reduce", "max" if "max" in self.function else "avg"))
 
     @property
     def axes(self) -> tuple[int, ...]:
         """The pooled axes."""
-        return tuple(range(2, len(self.shape)))
+        return tuple(self.arguments.get("axes", range(2, len(self.shape))))
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the pooled axes."""
-        return self.shape[2:]
+        return tuple(self.shape[axis] for axis in self.axes)
 
     @property
     def plan(self) -> geometry.Plan:
@@ -66,14 +73,15 @@ class Case:
         given = self.arguments
         if "output_size" in given:
             return geometry.adaptive(self.function, self.sizes, given["output_size"])
-        window = (given["kernel_size"], given.get("stride"), given.get("padding", 0), 1)
+        kernel = given["window" if self.general else "kernel_size"]
+        window = (kernel, given.get("stride"), given.get("padding", 0), 1)
         ceil = given.get("ceil_mode", False)
-        return geometry.sliding(self.function, self.sizes, *window, ceil, strict=True)
+        return geometry.sliding(self.function, self.sizes, *window, ceil, strict=not self.general)
 
     @property
     def out_shape(self) -> tuple[int, ...]:
         """The shape of the result."""
-        return self.shape[:2] + self.plan.out
+        return self._with_sizes(self.shape, self.plan.out)
 
     @property
     def window(self) -> Window | None:
@@ -95,13 +103,13 @@ class Case:
     @property
     def tiles(self) -> bool:
         """Whether the windows tile the plane exactly: disjoint, without padding or a remainder."""
+        return self.disjoint and all(a.size % a.kernel == 0 for a in self.plan.axes)
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether the windows are disjoint and adjacent, without padding; a remainder may be left."""
         window = self.window
-        return (
-            window is not None
-            and window.kernel == window.stride
-            and not any(window.before + window.after)
-            and all(size % k == 0 for size, k in zip(self.sizes, window.kernel, strict=True))
-        )
+        return window is not None and window.kernel == window.stride and not any(window.before + window.after)
 
     @property
     def is_same(self) -> bool:
@@ -139,7 +147,7 @@ class Case:
     @property
     def call(self) -> str:
         """The call as text."""
-        given = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return f"{self.function}({given})"
 
     def data(self) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -152,9 +160,11 @@ class Case:
         if self.dtype.startswith(("int", "uint")):
             info = np.iinfo(self.dtype)
             block: NDArray[Any] = rng.integers(info.min, info.max, n, self.dtype, endpoint=True)
+        elif self.dtype == "bool":
+            block = rng.random(n) < 0.02  # sparse, so that large windows without a True exist
         else:
             block = (2 * rng.random(n, np.float64) - 1).astype(_dtype(self.dtype))
-        if self.layout == "NCHW":
+        if self.layout != "NHWC":
             return np.resize(block, shape)
         return np.moveaxis(np.resize(block, (shape[0], *shape[2:], shape[1])), -1, 1)
 
@@ -162,8 +172,15 @@ class Case:
         """The same case with an array small enough for a test."""
         kernel = 32 if "output_size" in self.arguments else self.plan.axes[0].kernel
         limit = kernel * max(2, -(-24 // kernel))
-        sizes = (min(size, limit + size % kernel) for size in self.sizes)
-        return replace(self, shape=(min(self.shape[0], 2), min(self.shape[1], 20), *sizes))
+        sizes = tuple(min(size, limit + size % kernel) for size in self.sizes)
+        others = tuple(min(size, 20) for size in self.shape)
+        if not self.general:
+            others = (min(self.shape[0], 2), *others[1:])
+        return replace(self, shape=self._with_sizes(others, sizes))
+
+    def _with_sizes(self, shape: tuple[int, ...], sizes: tuple[int, ...]) -> tuple[int, ...]:
+        new = dict(zip(self.axes, sizes, strict=True))
+        return tuple(new.get(axis, size) for axis, size in enumerate(shape))
 
 
 def _dtype(name: str) -> np.dtype[Any]:

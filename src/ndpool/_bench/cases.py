@@ -1,6 +1,7 @@
 """The list of benchmark cases: pooling layers of well-known networks, and cases from public issues.
 
-The runner times them; the tests run each one at a reduced size. A group is one row of the summary.
+The runner times them and those of `array_cases`; the tests run each one at a reduced size. A group is one row
+of the summary.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ndpool._bench.array_cases import ARRAY_CASES, IMAGE_CASES
 from ndpool._bench.case import Case
 
 
 def select(
     pattern: str | None = None, quick: bool = False, of: Sequence[Case] | None = None
 ) -> tuple[Case, ...]:
-    """The cases whose name, network or group contains the pattern; the smallest of each group if quick."""
+    """The cases whose name, network, group or suite has the pattern; if quick, the smallest of each group."""
     wanted = f"*{(pattern or '').lower()}*"
     cases = tuple(
         case
-        for case in (CASES if of is None else of)
-        if any(fnmatchcase(text.lower(), wanted) for text in (case.name, case.network, case.group))
+        for case in (ALL_CASES if of is None else of)
+        if any(
+            fnmatchcase(text.lower(), wanted) for text in (case.name, case.network, case.group, case.suite)
+        )
     )
     if not cases:
         raise ValueError(f"bench: no case matches {pattern!r}; --list shows them all")
@@ -69,7 +73,7 @@ CASES: tuple[Case, ...] = (
         ("vgg-28-b8", "VGG-16", (8, 512, 28, 28)),
         ("vgg-14-b8", "VGG-16", (8, 512, 14, 14)),
         ("unet-568", "U-Net", (1, 64, 568, 568)),
-        ("image-8k-2x2", "images", (1, 1, 8192, 8192)),
+        ("image-8k-2x2", "photographs", (1, 1, 8192, 8192)),
     ),
     *_group(
         "max 2x2 s2 NHWC",
@@ -96,7 +100,7 @@ CASES: tuple[Case, ...] = (
         ("googlenet-112-b8", "GoogLeNet", (8, 64, 112, 112), _3X3_CEIL),
         ("googlenet-56-b8", "GoogLeNet", (8, 192, 56, 56), _3X3_CEIL),
         ("googlenet-28-b8", "GoogLeNet", (8, 480, 28, 28), _3X3_CEIL),
-        ("image-8k-3x3", "images", (1, 1, 8192, 8192)),
+        ("image-8k-3x3", "photographs", (1, 1, 8192, 8192)),
     ),
     *_group(
         "max 3x3 s2 NHWC",
@@ -136,8 +140,8 @@ CASES: tuple[Case, ...] = (
         _window(4, 4),
         ("tensorflow-57828", "tensorflow#57828", (1, 32, 480, 640)),
         ("tensorflow-57828-nhwc", "tensorflow#57828", (1, 32, 480, 640), _NHWC),
-        ("blocks-3x3", "images", (1, 3, 3000, 2001), {"arguments": _window(3, 3)}),
-        ("blocks-8x8", "images", (1, 3, 2160, 3840), {"arguments": _window(8, 8)}),
+        ("blocks-3x3", "photographs", (1, 3, 3000, 2001), {"arguments": _window(3, 3)}),
+        ("blocks-8x8", "photographs", (1, 3, 2160, 3840), {"arguments": _window(8, 8)}),
     ),
     *_group(
         "max 3x3 s1",
@@ -195,7 +199,7 @@ CASES: tuple[Case, ...] = (
         ("densenet-56-b8", "DenseNet", (8, 128, 56, 56)),
         ("densenet-28-b8", "DenseNet", (8, 256, 28, 28)),
         ("densenet-56-b8-nhwc", "DenseNet", (8, 128, 56, 56), _NHWC),
-        ("image-8k-avg", "images", (1, 1, 8192, 8192)),
+        ("image-8k-avg", "photographs", (1, 1, 8192, 8192)),
     ),
     *_group(
         "avg 3x3 s1",
@@ -339,9 +343,9 @@ CASES: tuple[Case, ...] = (
         "uint8",
         "max_pool2d",
         _2X2,
-        ("uint8-8k-2x2", "images", (1, 1, 8192, 8192)),
-        ("uint8-8k-3x3", "images", (1, 1, 8192, 8192), {"arguments": _3X3_PADDED}),
-        ("uint8-8k-avg", "images", (1, 1, 8192, 8192), {"function": "avg_pool2d"}),
+        ("uint8-8k-2x2", "photographs", (1, 1, 8192, 8192)),
+        ("uint8-8k-3x3", "photographs", (1, 1, 8192, 8192), {"arguments": _3X3_PADDED}),
+        ("uint8-8k-avg", "photographs", (1, 1, 8192, 8192), {"function": "avg_pool2d"}),
         ("mask-3x3", "morphology", (1, 1, 4096, 4096), {"arguments": _same(3)}),
         ("mask-31x31", "morphology", (1, 1, 512, 512), {"arguments": _same(31)}),
         dtype="uint8",
@@ -363,3 +367,5 @@ CASES: tuple[Case, ...] = (
         ),
     ),
 )
+
+ALL_CASES: tuple[Case, ...] = (*CASES, *IMAGE_CASES, *ARRAY_CASES)

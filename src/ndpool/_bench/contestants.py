@@ -1,7 +1,7 @@
 """The contestant interface, and ndpool's two contestants: full calls and kernels alone.
 
 The other libraries are in `peers`. `prepare` does the untimed set-up and returns the call to time; `answer`
-converts the result of that call to arrays of shape (batch, channels, *sizes).
+converts the result of that call to arrays of the shape of the case's result.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Contestant:
 
     name = ""
     packages: tuple[str, ...] = ()
+    general = False  # whether it runs the calls of `pool` on arrays; otherwise the layers
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -42,9 +43,17 @@ class Contestant:
         """The version of the library."""
         return str(getattr(import_module(self.packages[0]), "__version__", "unknown"))
 
+    def runs(self, case: Case) -> bool:
+        """Whether it takes part in this case."""
+        return self.general == case.general and self.supports(case)
+
     def supports(self, case: Case) -> bool:
-        """Whether the library supports this case."""
+        """Whether the library supports this case, of those it is meant for."""
         raise NotImplementedError
+
+    def tolerance(self, case: Case) -> float:
+        """The largest allowed error of an element; 0 if answers must be equal."""
+        return 0.0 if case.exact else case.tolerance
 
     def prepare(self, case: Case, x: NDArray[Any], grad: NDArray[Any]) -> Call:
         """The call to time, with all untimed set-up done."""
@@ -63,6 +72,10 @@ class FullCall(Contestant):
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
         ndpool.set_num_threads(threads)
+
+    def runs(self, case: Case) -> bool:
+        """Layers and arrays."""
+        return self.supports(case)
 
     def supports(self, case: Case) -> bool:
         """Everything."""
@@ -99,7 +112,10 @@ class Kernel(FullCall):
         out = made if isinstance(made, tuple) else (made,)
         # An element that the kernel does not write must not pass the check.
         for array in out:
-            array.fill(np.nan if array.dtype.kind not in "iu" else 85)
+            if array.dtype.kind == "b":
+                np.logical_not(array, out=array)
+            else:
+                array.fill(np.nan if array.dtype.kind not in "iu" else 85)
         function, given = getattr(ndpool, case.function), dict(case.arguments)
         if case.mode == "values":
             return lambda: function(x, **given, out=made)

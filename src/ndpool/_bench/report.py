@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import exp, log, log10
 from typing import Any, NamedTuple, TextIO
 from xml.etree import ElementTree as ET
@@ -33,6 +33,7 @@ class Row(NamedTuple):
     best_peer: str | None
     over_best: float | None
     over_torch: float | None
+    suite: str
 
 
 def rows(document: Document) -> list[Row]:
@@ -57,6 +58,7 @@ def rows(document: Document) -> list[Row]:
                 best,
                 peers[best] / mine if best else None,
                 peers["PyTorch"] / mine if "PyTorch" in peers else None,
+                result.get("suite", "layers"),
             )
         )
     return made
@@ -111,9 +113,9 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 def listing(cases: Iterable[Case]) -> str:
     """The cases as a table."""
-    head = ("case", "network", "class", "call", "shape", "dtype", "layout", "mode")
+    head = ("case", "network", "class", "suite", "call", "shape", "dtype", "layout", "mode")
     body = [
-        (c.name, c.network, c.group, c.call, "x".join(map(str, c.shape)), c.dtype, c.layout, c.mode)
+        (c.name, c.network, c.group, c.suite, c.call, "x".join(map(str, c.shape)), c.dtype, c.layout, c.mode)
         for c in cases
     ]
     return _columns(head, body, left=len(head))
@@ -139,7 +141,7 @@ def table(document: Document) -> str:
 
 
 def summary(document: Document) -> str:
-    """The worst factors of each class, the means, the machine, and the peers that are missing."""
+    """The worst factors of each class, the slowest cases, the means, the machine, and the missing peers."""
     lines, every = [], rows(document)
     threads = sorted({row.threads for row in every})
     head = ["class (worst of its cases)"]
@@ -153,7 +155,8 @@ def summary(document: Document) -> str:
             best = [row.over_best for row in own if row.over_best is not None]
             cells += [f"{max(row.over_floor for row in own):.2f}", _factor(min(best, default=None))]
         body.append(tuple(cells))
-    lines += [_columns(tuple(head), body, left=1), "", *means(document), machine_line(document)]
+    lines += [_columns(tuple(head), body, left=1), "", *slowest(document)]
+    lines += [*means(document), machine_line(document)]
     lines += [f"{name}: {why}" for name, why in document["missing"].items()]
     if "PyTorch" in document["missing"]:
         lines.append("Without PyTorch the answers were compared with ndpool's own only")
@@ -163,17 +166,48 @@ def summary(document: Document) -> str:
 
 
 def means(document: Document) -> list[str]:
-    """The geometric means, one line for each number of threads."""
+    """The geometric means, one line for each suite and number of threads."""
     lines = []
-    for n in document["threads"]:
-        own = [row for row in rows(document) if row.threads == n]
+    for suite, n, own in _suites(document):
         torch = geometric_mean(row.over_torch for row in own)
         best = geometric_mean(row.over_best for row in own)
+        over_torch = f"{_factor(torch)} times PyTorch (contiguous), " if torch is not None else ""
         lines.append(
-            f"Geometric mean over {len(own)} cases, {_threads(n)}: {_factor(torch)} times "
-            f"PyTorch (contiguous), {_factor(best)} times the best peer of each case"
+            f"Geometric mean over {len(own)} cases ({suite}), {_threads(n)}: {over_torch}"
+            f"{_factor(best)} times the best peer of each case, {_slower(own)} slower"
         )
     return lines
+
+
+def slowest(document: Document, most: int = 10) -> list[str]:
+    """The cases with the smallest factors over the best peer, for each suite and number of threads."""
+    lines = []
+    for suite, n, own in _suites(document):
+        known = [(row.over_best, row) for row in own if row.over_best is not None]
+        if not known:
+            continue
+        known.sort(key=lambda pair: pair[0])
+        body = [
+            (f"  {row.name}", _factor(factor), row.best_peer or "", f"{row.milliseconds:.3f}")
+            for factor, row in known[:most]
+        ]
+        title = f"slowest of the {suite}, {_threads(n)}"
+        lines += [*_columns((title, "x best peer", "", "ms"), body, left=1).splitlines(), ""]
+    return lines
+
+
+def _suites(document: Document) -> Iterator[tuple[str, int, list[Row]]]:
+    """The cases of each suite for each number of threads."""
+    every = rows(document)
+    for suite in dict.fromkeys(row.suite for row in every):
+        for n in document["threads"]:
+            own = [row for row in every if (row.suite, row.threads) == (suite, n)]
+            if own:
+                yield suite, n, own
+
+
+def _slower(own: Iterable[Row]) -> int:
+    return sum(row.over_best is not None and row.over_best < 1 for row in own)
 
 
 def machine_line(document: Document) -> str:

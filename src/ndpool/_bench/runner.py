@@ -25,8 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import ndpool
+from ndpool._bench.array_peers import ARRAY_PEERS, expected
 from ndpool._bench.case import Case
-from ndpool._bench.cases import CASES
+from ndpool._bench.cases import ALL_CASES
 from ndpool._bench.contestants import NDPOOL, Answer, Call, Contestant
 from ndpool._bench.peers import PEERS, PyTorch, reference
 
@@ -48,7 +49,7 @@ FULL, QUICK = Effort(9, 0.25, 2e-3), Effort(3, 0.03, 1e-3)
 
 
 def run(
-    cases: Iterable[Case] = CASES,
+    cases: Iterable[Case] = ALL_CASES,
     threads: Sequence[int] = (1,),
     quick: bool = False,
     progress: Progress | None = None,
@@ -163,7 +164,7 @@ def _start_worker(threads: int) -> None:
 def installed(threads: int) -> tuple[tuple[Contestant, ...], dict[str, str]]:
     """The contestants that are installed, and a note for each that is not."""
     ready, missing = [], {}
-    for kind in NDPOOL + PEERS:
+    for kind in NDPOOL + PEERS + ARRAY_PEERS:
         try:
             ready.append(kind(threads))
         except ImportError as error:
@@ -189,7 +190,7 @@ def measure(
     """Check and time one case; contestants with a wrong answer are listed in the notes, not timed."""
     result: dict[str, Any] = {
         key: getattr(case, key)
-        for key in ("name", "network", "group", "call", "shape", "dtype", "layout", "mode", "moved")
+        for key in ("name", "network", "group", "suite", "call", "shape", "dtype", "layout", "mode", "moved")
     }
     result |= {"threads": threads, "times": {}, "notes": {}, "error": None}
     try:
@@ -199,11 +200,15 @@ def measure(
         return result
     own = {kind.name for kind in NDPOOL}
     torch = next((one for one in contestants if type(one) is PyTorch), None)
-    truth = None if torch is None or torch.supports(case) else reference(torch, case, x, grad)
+    truth: Answer | None = None
+    if case.general:
+        truth = (expected(case, x),)
+    elif torch is not None and not torch.supports(case):
+        truth = reference(torch, case, x, grad)
     calls: dict[str, Call] = {}
-    # The first answer is the reference for the others: PyTorch's if it is installed.
+    # Without a truth the first answer is the reference for the others: PyTorch's if it is installed.
     for one in sorted(contestants, key=lambda one: one is not torch):
-        if not one.supports(case):
+        if not one.runs(case):
             continue
         try:
             call = one.prepare(case, x, grad)
@@ -212,7 +217,7 @@ def measure(
             mistake: str | None = f"{type(error).__name__}: {error}".splitlines()[0]
         else:
             truth = answer if truth is None else truth
-            mistake = compare(case, answer, truth)
+            mistake = compare(case, answer, truth, one.tolerance(case))
         if mistake is None:
             calls[one.name] = call
         elif one.name in own:
@@ -230,8 +235,10 @@ def measure(
     return result
 
 
-def compare(case: Case, answer: Answer, truth: Answer) -> str | None:
+def compare(case: Case, answer: Answer, truth: Answer, tolerance: float | None = None) -> str | None:
     """The first mistake in an answer, or None: maxima and indices must be equal, sums close per element."""
+    if tolerance is None:
+        tolerance = 0.0 if case.exact else case.tolerance
     if len(answer) != len(truth):
         return f"wrong answer: {len(answer)} arrays where {len(truth)} are expected"
     for got, want in zip(answer, truth, strict=True):
@@ -239,7 +246,7 @@ def compare(case: Case, answer: Answer, truth: Answer) -> str | None:
             return f"wrong answer: shape {got.shape} where {want.shape} is expected"
         if got.dtype != want.dtype:
             return f"wrong answer: dtype {got.dtype} where {want.dtype} is expected"
-        good = got == want if case.exact else _close(case, got, want)
+        good = _close(got, want, tolerance) if tolerance else got == want
         if not good.all():
             at = tuple(int(i) for i in np.argwhere(~good)[0])
             n_wrong = good.size - int(np.count_nonzero(good))
@@ -247,9 +254,9 @@ def compare(case: Case, answer: Answer, truth: Answer) -> str | None:
     return None
 
 
-def _close(case: Case, got: NDArray[Any], want: NDArray[Any]) -> NDArray[np.bool_]:
+def _close(got: NDArray[Any], want: NDArray[Any], tolerance: float) -> NDArray[np.bool_]:
     wide = np.result_type(np.float32, *(a.dtype for a in (got, want) if a.dtype.name != "bfloat16"))
-    close: NDArray[np.bool_] = np.abs(got.astype(wide) - want.astype(wide)) <= case.tolerance
+    close: NDArray[np.bool_] = np.abs(got.astype(wide) - want.astype(wide)) <= tolerance
     return close
 
 
