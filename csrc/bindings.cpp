@@ -625,7 +625,8 @@ public:
       set_ = kernels.load();
       kernel_ = work.kernel();
     }
-    work.run(kernel_);
+    const Kernel kernel = kernel_;  // another thread may change it as soon as the GIL is released
+    work.run(kernel);
     return true;
   }
 
