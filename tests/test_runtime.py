@@ -392,6 +392,35 @@ print(failed)
     assert run_python(code).split() == ["[]"]
 
 
+def test_instruction_set_changes_during_a_cached_call():
+    """A call that is prepared once and runs in several threads keeps its kernel to the end."""
+    code = """
+import threading, time
+import numpy as np, ndpool
+from ndpool._native import core
+
+x = np.random.default_rng(0).integers(-8, 9, (4, 4, 150, 230)).astype(np.float32)
+ndpool.set_num_threads(3)
+pool = lambda: ndpool.max_pool2d(x, 5, 1, 2)
+want, wrong, end = pool(), [], time.monotonic() + 1.5
+
+def work(names):
+    while time.monotonic() < end:
+        for name in names or [core.isa()]:
+            core.set_isa(name) if names else None
+            if not (pool() == want).all():
+                wrong.append(name)
+
+threads = [threading.Thread(target=work, args=(names,)) for names in (core.isa_names(), [], [], [])]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(wrong)
+"""
+    assert run_python(code).split() == ["[]"]
+
+
 @pytest.mark.parametrize("threads", ["1", "2"])
 def test_exit_during_calls(threads):
     """The interpreter exits while daemon threads pool: no error, no message."""
