@@ -245,7 +245,6 @@ def pooled(settings):
 
 
 def test_shows_ndpool_s_result_for_random_settings(page):
-    page.open(prefers_reduced_motion="reduce")
     generator = random.Random(20)
     answered = tried = 0
     while answered < 220:

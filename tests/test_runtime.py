@@ -496,8 +496,8 @@ for _ in range(5):
         break
 print(all(result is None for result in results), min(interrupted) < 4 * min(eighths))
 start = time.process_time()
-time.sleep(0.2)
-print(time.process_time() - start < 0.1)
+time.sleep(0.5)
+print(time.process_time() - start < 0.25)
 print(bool((want == call(1)).all()))
 """
 INTERRUPTED = {
@@ -580,8 +580,7 @@ want, part, right = call(x), call(x[:1, :24]), []
 
 def handler(*_):
     right.append((call(x[:1, :24]) == part).all())
-    if len(right) < 6:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.02)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
 
 signal.signal(signal.SIGVTALRM, handler)
 handler()

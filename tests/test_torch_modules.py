@@ -792,3 +792,28 @@ def test_a_patch_raises_pytorchs_errors(name, args, kwargs):
     with nt.patch():
         got = outcome()
     assert got == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (5, "got int"),
+        ([ndpool.max_pool2d], "got <"),
+        ([(ndpool.max_pool2d, 3)], "3"),
+        ([(1, torch.ones(2))], "1"),
+    ],
+    ids=["number", "function", "no tensor", "no function"],
+)
+def test_warmup_refuses_what_is_no_call(given, told):
+    with pytest.raises(TypeError, match=f"^warmup: model_or_calls must be .*{told}"):
+        ndpool.torch.warmup(given)
+
+
+def test_warmup_leaves_its_tensors_alone():
+    """Inference tensors are fine, too, and nothing is changed or asked for gradients."""
+    with torch.inference_mode():
+        x = torch.arange(16.0).reshape(1, 1, 4, 4)
+    before = x.clone()
+    assert ndpool.torch.warmup([(ndpool.max_pool2d, x, 2), (ndpool.max_pool2d, x, 2)]) == 1
+    assert torch.equal(x, before)
+    assert not x.requires_grad

@@ -140,9 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_BENCH_EPILOG,
         formatter_class=layout,
     )
-    bench.add_argument(
-        "--quick", action="store_true", help="run only the smallest case of each class (about two minutes)"
-    )
+    bench.add_argument("--quick", action="store_true", help="run only the smallest case of each class")
     bench.add_argument(
         "--case", metavar="PATTERN", help="run only cases whose name, network, class or suite matches"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ def warmup(
     """
     Compile the GPU kernels of a model's pooling layers, or of single calls.
 
-    The first call of a kernel compiles it, which takes about a second. Kernels are compiled for windows,
+    The first call of a kernel compiles it, which takes seconds. Kernels are compiled for windows,
     dtypes, memory layouts and classes of sizes, so a few typical inputs are enough. Triton keeps compiled
     kernels on disk, in ``~/.triton/cache`` or the directory in ``TRITON_CACHE_DIR``: another process that
     uses the same cache compiles nothing.
@@ -52,27 +51,42 @@ def warmup(
     >>> ndpool.torch.warmup([(ndpool.avg_pool2d, torch.rand(1, 8, 16, 16), 2)], training=False)
     1
     """
+    calls: dict[Any, tuple[Any, ...]] = {}
     if isinstance(model_or_calls, torch.nn.Module):
         calls = _calls_of(model_or_calls, inputs)
     else:
-        calls = {}
-        for function, x, *arguments in model_or_calls:
-            calls[function, _memory(x), repr(arguments)] = function, x.detach, tuple(arguments)
-    for function, make, arguments in calls.values():
-        _run(function, make(), arguments, training)
+        for call in _checked(model_or_calls):
+            function, x, *arguments = call
+            calls[function, _memory(x), repr(arguments)] = function, _memory(x), tuple(arguments)
+    for function, (shape, stride, dtype, device), arguments in calls.values():
+        x = torch.empty_strided(shape, stride, dtype=dtype, device=device)  # its values do not matter
+        _run(function, x, arguments, training)
     return len(calls)
 
 
+def _checked(calls: Any) -> list[tuple[Any, ...]]:
+    """The calls, or a TypeError: they are tuples of a function, a tensor and other arguments."""
+    expected = "warmup: model_or_calls must be a torch.nn.Module or (function, tensor, ...) tuples"
+    if not isinstance(calls, Iterable):
+        raise TypeError(f"{expected}; got {type(calls).__name__}")
+    given = list(calls)
+    for call in given:
+        right = (
+            isinstance(call, tuple) and len(call) > 1 and callable(call[0]) and isinstance(call[1], Tensor)
+        )
+        if not right:
+            raise TypeError(f"{expected}; got {call!r}")
+    return given
+
+
 def _calls_of(model: torch.nn.Module, inputs: Iterable[Any]) -> dict[Any, Any]:
-    """The pooling layers of a model, each with tensors laid out as its inputs: values do not matter."""
+    """The pooling layers of a model, each with the memory layouts of its inputs."""
     calls: dict[Any, Any] = {}
 
     def note(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         x = args[0]
         if isinstance(x, Tensor):
-            shape, stride, dtype, device = memory = _memory(x)
-            make = partial(torch.empty_strided, shape, stride, dtype=dtype, device=device)
-            calls[module, memory] = module, make, ()
+            calls[module, _memory(x)] = module, _memory(x), ()
 
     layers = [layer for layer in model.modules() if isinstance(layer, Pool)]
     hooks = [layer.register_forward_pre_hook(note) for layer in layers if not isinstance(layer, Unpool)]
