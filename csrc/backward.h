@@ -195,6 +195,16 @@ private:
   }
 };
 
+template <class V, class Offset> Kernel max_backward(const Problem& p) {
+  if (PickLanes<V, V, Offset>::serves(p)) return kernel_of<PickLanes<V, V, Offset>>();
+  if constexpr (std::is_same_v<V, float>) {
+    if (PickLanes<V, bf16, Offset>::serves(p)) return kernel_of<PickLanes<V, bf16, Offset>>();
+    if (PickLanes<V, f16, Offset>::serves(p)) return kernel_of<PickLanes<V, f16, Offset>>();
+  }
+  if (Scatter<V, Offset>::serves(p)) return kernel_of<Scatter<V, Offset>>();
+  return kernel_of<Gather<V, Offset>>();
+}
+
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
   if (PickRows<V, V>::serves(p)) return kernel_of<PickRows<V, V>>();
@@ -202,13 +212,8 @@ template <class V> Kernel backward_kernel(const Problem& p) {
   if constexpr (std::is_same_v<V, float>)
     if (PickRows<V, bf16>::serves(p)) return kernel_of<PickRows<V, bf16>>();
 #endif
-  if (PickLanes<V>::serves(p)) return kernel_of<PickLanes<V>>();
-  if (p.extra == Extra::offset8)
-    return Scatter<V, std::uint8_t>::serves(p) ? kernel_of<Scatter<V, std::uint8_t>>()
-                                               : kernel_of<Gather<V, std::uint8_t>>();
-  if (p.extra == Extra::offset32)
-    return Scatter<V, std::int32_t>::serves(p) ? kernel_of<Scatter<V, std::int32_t>>()
-                                               : kernel_of<Gather<V, std::int32_t>>();
+  if (p.extra == Extra::offset8) return max_backward<V, std::uint8_t>(p);
+  if (p.extra == Extra::offset32) return max_backward<V, std::int32_t>(p);
   return SpreadRows<V>::serves(p) ? kernel_of<SpreadRows<V>>() : kernel_of<Gather<V, Spread>>();
 }
 

@@ -194,19 +194,6 @@ struct Columns {
   }
 };
 
-template <class V, int... I> inline V zip(V a, V b, std::integer_sequence<int, I...>, auto from) {
-  constexpr int n = length_of<V>;
-  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * n + decltype(from)::value)...);
-}
-// a0 b0 a1 b1 ...: the first and the second half.
-template <class V> inline V zip_lo(V a, V b) {
-  return zip(a, b, std::make_integer_sequence<int, length_of<V>>{}, std::integral_constant<int, 0>{});
-}
-template <class V> inline V zip_hi(V a, V b) {
-  return zip(a, b, std::make_integer_sequence<int, length_of<V>>{},
-             std::integral_constant<int, length_of<V> / 2>{});
-}
-
 // N small integers as wide ones. Fewer bytes than `read` can hold in a register are widened by interleaving with
 // zeros: the compiler would go through them one by one.
 template <class To, int N, class From> inline Vec<To, N> widened(const From* p) {

@@ -22,6 +22,7 @@
 
 #include "call_cache.h"
 #include "kernels.h"
+#include "python/jax_ffi.h"
 #include "threads.h"
 
 namespace nb = nanobind;
@@ -247,8 +248,34 @@ struct Member {
   bool outputs;
 };
 
+// Axes of fewer elements are no lanes, and more are not joined to lanes.
+constexpr int64_t few_lanes = 8, many_lanes = 8192;
+
+// Joins leading axes to the lanes that they continue in memory, or as many of their elements as divide them.
+void join_lanes(Problem& p, std::initializer_list<Member> members) {
+  for (int a = p.n_lead - 1; a >= 0 && p.lanes > 1; --a) {
+    bool follows = true;
+    for (const Member& m : members) follows &= m.array->lead[a] == m.array->lane * p.lanes;
+    if (!follows) continue;
+    int64_t joined = std::min(p.lead_shape[a], many_lanes / p.lanes);
+    while (joined > 1 && p.lead_shape[a] % joined) --joined;
+    if (joined < 2) return;
+    p.lanes *= joined;
+    p.planes /= joined;
+    p.lead_shape[a] /= joined;
+    for (const Member& m : members) m.array->lead[a] *= joined;
+    if (p.lead_shape[a] > 1) return;
+    for (int b = a; b + 1 < p.n_lead; ++b) {
+      p.lead_shape[b] = p.lead_shape[b + 1];
+      for (const Member& m : members) m.array->lead[b] = m.array->lead[b + 1];
+    }
+    --p.n_lead;
+  }
+}
+
 void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
-             std::initializer_list<Member> members, const Array& lane_of, int64_t lane_item) {
+             std::initializer_list<Member> members, const Array& lane_of, int64_t lane_item,
+             int64_t least_lanes) {
   const Buffer& first = *members.begin()->buffer;
   const int ndim = first.ndim();
   p.n_axes = int(plan.axes().size());
@@ -281,7 +308,7 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
       strides[k++] = m.buffer->stride(a);
       is_lane |= m.array == &lane_of && m.buffer->stride(a) == lane_item;
     }
-    if (is_lane && !rows_packed && !has_lane && extent >= 8 && plan.planes() == 1) {
+    if (is_lane && !rows_packed && !has_lane && extent >= least_lanes && plan.planes() == 1) {
       has_lane = true;
       p.lanes = extent;
       k = 0;
@@ -298,6 +325,7 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
     for (const Member& m : members) m.array->lead[at] = strides[k++];
   }
   if (plan.planes() > 1 && plan.planes() != p.planes) fault("one table per plane is needed");
+  join_lanes(p, members);
   // The stride of an axis with one element is arbitrary: it becomes what it is in memory without gaps, so that engines
   // may look at it.
   for (const Member& m : members) {
@@ -454,10 +482,13 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = item_size(p.x_type);
+  // Few channels, as of images, are lanes where rows are long; where they are short, planes are pooled side by side.
+  const int64_t fewest = std::clamp<int64_t>(64 / plan.axes().back().size, 2, few_lanes);
   if (extra)
-    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item);
+    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item,
+            fewest);
   else
-    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item);
+    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item, fewest);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].out;
   work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].out;
   work.cost = cost_of(p, item);
@@ -493,9 +524,9 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
   Array& third = p.extra != Extra::none ? p.extra_array : p.aux;
   if (other)
     lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&third, other, true}}, p.y,
-            item);
+            item, few_lanes);
   else
-    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item);
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, few_lanes);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
   work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].size;
   work.cost = cost_of(p, item);
@@ -828,6 +859,7 @@ NB_MODULE(_core, m) {
   m.def("unpool", &unpool, "wide"_a, "narrow"_a, "indices"_a, "type"_a, "n_axes"_a, "scatter"_a);
   m.def("zero", &zero, "address"_a, "bytes"_a);
   m.def("isa", [] { return std::string(kernels.load()->name); });
+  m.def("jax_handler", [] { return nb::steal(PyCapsule_New(jax_handler(kernels), nullptr, nullptr)); });
   m.def("isa_names", &isa_names);
   m.def("set_isa", &set_isa, "name"_a);
   m.def("num_threads", &num_threads);

@@ -1,7 +1,6 @@
 // The engine for blocks: windows that share little or nothing, such as a whole plane, the parts of an adaptive
 // pooling, or a stride as long as the window. The rows of a window are folded into one, in registers; then the short
-// row is folded into its outputs. The best of a window is searched by value, which is quick; which of two
-// zeros it is, is found afterwards by looking for it in the order of a row-major scan. With codes, every column's best
+// row is folded into its outputs. With codes, every column's best
 // comes with the number of its row: the earliest row wins, and the earliest column in it.
 #pragma once
 
@@ -25,6 +24,9 @@ template <class R, class S, bool coded> struct Blocks {
   static bool serves(const Problem& p) {
     if (p.lanes != 1 || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
     const int last = p.n_axes - 1;
+    // Short windows beside padding are found at every position of the row.
+    const Range whole = interior(p.axes[last], 0, p.axes[last].out);
+    if (p.axes[last].regular() && p.axes[last].kernel < long_sum && whole.lo > 0) return false;
     if (p.x.pooled[last] != sizeof(S) || (p.axes[last].regular() && p.axes[last].step != 1)) return false;
     for (int a = 0; a < p.n_axes; ++a) {
       const Axis& axis = p.axes[a];
@@ -248,23 +250,14 @@ private:
             const C* number = numbers_ + (w.start - in.from);
             C row = 0;
             int64_t column = 0;
-            for (int64_t t = 0; t < w.taps; t += N) {
-              const int here = first_of(read<V, N>(from + t), read<C, N>(number + t), w.taps - t);
-              const V v = from[t + here];
-              if (t == 0 || R::beats(v, best) || (v == best && number[t + here] < row)) {
-                best = v;
-                row = number[t + here];
-                column = t + here;
-              }
-            }
+            first_best(from, number, w.taps, row, column);
             const int64_t slab = rows.slabs > 1 ? int64_t(row) / rows.rows : 0;
             settle(rows, w, first + o, slab, int64_t(row) - slab * rows.rows, column,
                    *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
             continue;
           }
         if (rows.count() && w.taps) {
-          best = from[0];
-          for (int64_t t = 1; t < w.taps; ++t) best = merge(from[t], best);
+          best = window_alone<R>(from, w.taps);
         }
         if constexpr (!R::picks) best = mean(best, divisor(rows, first + o));
         finish(rows, w, first + o, nan, best, *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
@@ -272,16 +265,27 @@ private:
     }
   }
 
-  // The best of a vector's first n elements: of equals the one of the earliest row, then of the earliest column.
-  static int first_of(Vn v, Cn number, int64_t n) {
+  // The best of a folded row: of equals the one of the earliest row, then of the earliest column.
+  static void first_best(const V* from, const C* number, int64_t taps, C& row, int64_t& column) {
     Cn lane;
     for (int k = 0; k < N; ++k) lane[k] = C(k);
-    const auto inside = lane < C(n < N ? n : N);
-    v = inside ? v : all_of<Vn>(R::init());
-    const auto best = (v == reduce(v, [](Vn a, Vn b) { return merge(a, b); })) & inside;
-    number = best ? number : ~Cn{};
-    const Cn least_number = reduce(number, [](Cn a, Cn b) { return a < b ? a : b; });
-    return first_set(best & (number == least_number));
+    Vn best = all_of<Vn>(R::init());
+    Cn best_row = ~Cn{}, best_column = ~Cn{};
+    for (int64_t t = 0; t < taps; t += N) {
+      const auto inside = lane < C(least(taps - t, N));
+      const Vn v = inside ? read<V, N>(from + t) : all_of<Vn>(R::init());
+      const Cn here = inside ? read<C, N>(number + t) : ~Cn{};
+      const auto better = R::beats(v, best) | ((v == best) & (here < best_row));
+      best = better ? v : best;
+      best_row = better ? here : best_row;
+      best_column = better ? lane + C(t) : best_column;
+    }
+    const auto lowest = [](Cn v) { return reduce(v, [](Cn a, Cn b) { return a < b ? a : b; }); };
+    const auto equal = best == reduce(best, [](Vn a, Vn b) { return merge(a, b); });
+    best_row = equal ? best_row : ~Cn{};
+    const Cn least_row = lowest(best_row);
+    row = least_row[0];
+    column = int64_t(lowest(equal & (best_row == least_row) ? best_column : ~Cn{})[0]);
   }
 
   // All elements together, in every element.
@@ -293,10 +297,7 @@ private:
   }
 
   // What a sum becomes: divided or not.
-  template <class T, class By> T mean(T sum, By by) const {
-    sum = from_zero(sum);
-    return p_.divide ? T(sum / by) : sum;
-  }
+  template <class T, class By> T mean(T sum, By by) const { return p_.divide ? T(sum / by) : sum; }
 
   V divisor(const Rows& rows, int64_t o) const {
     return V(p_.divisor ? p_.divisor : most(1, rows.share * own_share(o)));
@@ -326,22 +327,13 @@ private:
     }
   }
 
-  // A vector of outputs; false where a zero must be looked at.
-  template <int L> bool put(Vec<V, L> best, V by, S* y) const {
+  // A vector of outputs, and a few of them.
+  template <int L> void put(Vec<V, L> best, V by, S* y) const {
     if constexpr (!R::picks) best = mean(best, by);
-    if constexpr (can_be_nan)
-      if (any(best == V(0))) return false;
     write_as<L, R::picks, S, V>(y, best);
-    return true;
   }
-
-  // A few of them; returns how many come before such a zero.
-  int64_t put_some(const V* best, int64_t n, V by, S* y) const {
-    for (int64_t j = 0; j < n; ++j) {
-      if (can_be_nan && best[j] == V(0)) return j;
-      y[j] = store_as<S>(R::picks ? best[j] : mean(best[j], by));
-    }
-    return n;
+  void put_some(const V* best, int64_t n, V by, S* y) const {
+    for (int64_t j = 0; j < n; ++j) y[j] = store_as<S>(R::picks ? best[j] : mean(best[j], by));
   }
 
   // Windows of K columns, for K that vectors can be halved by.
@@ -354,11 +346,11 @@ private:
       unzip(x);
       for (int k = 1; k < K; ++k) x[0] = merge(x[k], x[0]);
       if (o + N <= n) {
-        if (!put<N>(x[0], by, y + o)) return o;
+        put<N>(x[0], by, y + o);
       } else {
         V some[N];
         write(some, x[0]);
-        return o + put_some(some, n - o, by, y + o);
+        put_some(some, n - o, by, y + o);
       }
     }
     return n;
@@ -433,8 +425,10 @@ private:
         for (int k = 1; k < K; ++k) v = merge(from[k], v);
         best[j] = v;
       }
-      if (here < N) return o + put_some(best, here, by, y + o);
-      if (!put<N>(read<V, N>(best), by, y + o)) return o;
+      if (here == N)
+        put<N>(read<V, N>(best), by, y + o);
+      else
+        put_some(best, here, by, y + o);
     }
     return n;
   }
@@ -450,6 +444,7 @@ private:
         rows.slabs = 1;
       }
       if (!even_ || rows.slabs != 1 || !rows.rows || !w.taps) return -1;
+      if (!R::picks && w.taps >= long_sum) return -1;  // in an order of their own
       S* y = reinterpret_cast<S*>(walk_.row(p_.y, 0, 1).data);
       if (w.taps <= half) return planes<1, half>(rows, w, n, y);
       switch (ceil_div(w.taps, N)) {
@@ -492,7 +487,8 @@ private:
         }
         for (int v = 0; v < W; ++v) write(folded[k] + v * L, acc[v]);
       }
-      if (nan_in(seen) || !put<few>(across(folded, w.taps), by, y + o)) break;
+      if (nan_in(seen)) break;
+      put<few>(across(folded, w.taps), by, y + o);
     }
     return o;
   }
@@ -528,7 +524,7 @@ private:
   __attribute__((always_inline)) void finish(const Rows& rows, const Window& w, int64_t o, bool nan, V best,
                                              S& to, char* extra) const {
     if constexpr (R::picks)
-      if (coded || nan || (is_real<V> && best == V(0))) return look(rows, w, o, nan, best, to, extra);
+      if (coded || nan) return look(rows, w, o, nan, best, to, extra);
     to = store_as<S>(best);
   }
 

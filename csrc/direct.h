@@ -217,7 +217,6 @@ template <class R, class S, bool coded> struct Direct {
       }
       best.value = down[0];
       for (int t = 1; t < K; ++t) best.value += down[t];
-      best.value = from_zero(best.value);
     }
     return best;
   }
@@ -404,7 +403,6 @@ template <class R, class S, bool coded> struct Direct {
           }
           best.value = carry.template get<N>(0, o, 0).value + taps[0];
           for (int t = 1; t < K; ++t) best.value += carry.template get<N>(t, o, 0).value + taps[t];
-          best.value = from_zero(best.value);
           if (!mask)
             divide(best.value);
           else if (p.divide)
@@ -495,7 +493,6 @@ template <class R, class S, bool coded> struct Direct {
             for (int r = 1; r < strip.n_rows; ++r) down += load_as<V>(strip.rows[r][shift + t]);
             best = t ? best + down : down;
           }
-          best = from_zero(best);
           if (p.divide) best /= V(p.divisor ? p.divisor : most(1, strip.by * share(a, o)));
         }
         strip.y[element] = store_as<S>(best);

@@ -1,6 +1,5 @@
-// The general forward engines, for whatever no other engine serves. Both read every input row once and keep what they need in L1 and L2:
-//   RowsFirst     horizontal step per row, a ring of short result rows, vertical fold. Order of a row-major scan.
-//   ColumnsFirst  vertical fold of whole rows, then one horizontal step. Sums, and windows without a regular row.
+// The general forward engine, and what it shares with the others: rows of the input in the compute type, and how codes
+// are stored.
 #pragma once
 
 #include "rows.h"
@@ -145,241 +144,228 @@ template <class V> bool writes_directly(const Problem& p, const Row& y) {
 }
 
 inline void set_tiles(Problem& p, int64_t bytes_per_output, int64_t extent) {
-  p.tile = most(1, least(extent, most(least_tile, tile_bytes / most(1, bytes_per_output))));
+  p.tile =
+      most(1, least(extent, most(ceil_div(least_tile, p.lanes), tile_bytes / most(1, bytes_per_output))));
   p.tiles = ceil_div(extent, p.tile);
   p.units = p.planes * p.tiles * p.rows;
 }
 
-// How many rows along the axis before the last are kept: those of one window, when the next window shares some.
-inline int64_t ring_rows(const Problem& p) {
-  if (p.n_axes < 2) return 0;
-  const Axis& a = p.axes[p.n_axes - 2];
-  const int64_t span = (a.kernel - 1) * a.step + 1;
-  return a.regular() && a.stride < span && a.out > 1 ? least(span, a.size) : 0;
-}
-
-inline int64_t slabs(const Problem& p) {
-  int64_t n = 1;
-  for (int a = 0; a + 2 < p.n_axes; ++a) n *= least(p.axes[a].kernel, p.axes[a].size);
-  return n;
-}
-
-template <class R, bool coded> struct RowsFirst {
-  static constexpr const char* engine = "rows_first";
+// The general engine, for any window, layout and type: the rows of a window are folded down into one, in the order of
+// the plane, then that row is folded into its outputs. A row and what is made of it stay in L1 and L2.
+template <class R, bool coded> struct Rows {
+  static constexpr const char* engine = "rows";
   using V = typename R::V;
-  static constexpr int64_t cell = sizeof(V) + (coded ? sizeof(Code) : 0);
-
-  static int64_t slots(const Problem& p) {
-    const int64_t kept = ring_rows(p) * slabs(p);
-    // A ring that outgrows the caches is worse than doing rows again.
-    return kept && kept * least(p.axes[p.n_axes - 1].out, least_tile) * p.lanes * cell <= 4 * tile_bytes
-               ? kept
-               : 0;
-  }
-
-  static void prepare(Problem& p) {
-    const Axis& last = p.axes[p.n_axes - 1];
-    set_tiles(p, (most(slots(p), group) + 2) * p.lanes * cell + last.stride * p.lanes * int64_t(sizeof(V)),
-              last.out);
-    const int64_t length = p.tile * p.lanes, kept = most(slots(p), group);
-    const int64_t columns = widest(last, p.tile) * p.lanes;
-    p.scratch = RowSet::bytes(p) + Scratch::bytes<V>(columns) +
-                Scratch::bytes<V>(p.tile + (last.kernel - 1) * last.step) + Scratch::bytes<V>(length) +
-                Scratch::bytes<Code>(length) + Scratch::bytes<int64_t>(kept) +
-                Scratch::bytes<char>(kept * Scratch::bytes<V>(length)) +
-                Scratch::bytes<char>(kept * Scratch::bytes<Code>(length));
-  }
-
-  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
-    Scratch scratch(memory);
-    Walk<Over::outputs> walk(p, begin);
-    RowSet rows(p, scratch);
-    const Axis& last = p.axes[p.n_axes - 1];
-    const int64_t ring = ring_rows(p), kept = slots(p), n_slots = most(kept, group),
-                  length = p.tile * p.lanes;
-    V* buffer = scratch.take<V>(widest(last, p.tile) * p.lanes);
-    V* work = scratch.take<V>(p.tile + (last.kernel - 1) * last.step);
-    V* acc = scratch.take<V>(length);
-    Code* acc_codes = scratch.take<Code>(length);
-    const int64_t row_pitch = Scratch::bytes<V>(length), code_pitch = Scratch::bytes<Code>(length);
-    char* value_slots = scratch.take<char>(n_slots * row_pitch);
-    char* code_slots = scratch.take<char>(n_slots * code_pitch);
-    int64_t* tags = scratch.take<int64_t>(n_slots);
-    const Input<V> input(p, false);
-    const Store<V> store = storer<V>(p.y_type, false);
-    const Codes codes(p);
-
-    for (int64_t s = 0; s < n_slots; ++s) tags[s] = -1;
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t o0 = walk.tile_begin(), o1 = walk.tile_end(), n = (o1 - o0) * p.lanes;
-      const Span in = touched(walk.last(), o0, o1);
-      const Row y = walk.row(p.y, o0, o1);
-      V* dst = writes_directly<V>(p, y) ? reinterpret_cast<V*>(y.data) : acc;
-      rows.windows(walk);
-      if (rows.count() == 0) {
-        for (int64_t j = 0; j < n; ++j) dst[j] = R::init();
-        const Code lead = lead_code(walk, p.n_axes);
-        for (int64_t j = 0; j < n; ++j)
-          acc_codes[j] = lead + Code(window(walk.last(), o0 + j / p.lanes).lead);
-      }
-      const V* values[group];
-      const Code* value_codes[group];
-      Code base[group];
-      int held = 0;
-      for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
-        if (p.stopped()) return;
-        int64_t slot = held, tag = -2;
-        if (kept) {
-          tag = 0;
-          for (int a = 0; a < walk.outer(); ++a) tag = tag * p.axes[a].size + rows.index()[a];
-          slot = (r / window_rows(walk)) * ring + rows.index()[walk.outer() - 1] % ring;
-        }
-        V* values_here = reinterpret_cast<V*>(value_slots + slot * row_pitch);
-        Code* codes_here = reinterpret_cast<Code*>(code_slots + slot * code_pitch);
-        if (tags[slot] != tag || !kept) {
-          tags[slot] = tag;
-          const V* x = input.row(walk.row(p.x, rows.index(), in.from, in.to), in.from, buffer);
-          step(x, walk.last(), o0, o1, p.lanes, rows.count() == 1 ? dst : values_here,
-               rows.count() == 1 ? acc_codes : codes_here, work);
-          if (rows.count() == 1) {
-            tags[slot] = -1;
-            if constexpr (coded) {
-              const Code first = rows.code(p.axes);
-              for (int64_t j = 0; j < n; ++j) acc_codes[j] += first;
-            }
-            break;
-          }
-        } else if (rows.count() == 1) {
-          for (int64_t j = 0; j < n; ++j) dst[j] = values_here[j];
-          if constexpr (coded) {
-            const Code first = rows.code(p.axes);
-            for (int64_t j = 0; j < n; ++j) acc_codes[j] = codes_here[j] + first;
-          }
-          break;
-        }
-        values[held] = values_here;
-        value_codes[held] = codes_here;
-        base[held++] = coded ? rows.code(p.axes) : 0;
-        if (held == group || r + 1 == rows.count()) {
-          const bool go_on = r >= group;
-          if constexpr (coded)
-            fold_coded<R>(values, value_codes, base, held, dst, acc_codes, n, go_on);
-          else
-            fold<R>(values, held, dst, n, go_on);
-          held = 0;
-        }
-      }
-      if (dst == acc) store(acc, y);
-      if constexpr (coded) codes.store(acc_codes, walk, walk.row(p.extra_array, o0, o1));
-      if (unit + 1 < end && walk.next())
-        for (int64_t s = 0; s < n_slots; ++s) tags[s] = -1;
-    }
-  }
-
-private:
-  static int64_t window_rows(const Walk<Over::outputs>& walk) {
-    const int h = int(walk.outer()) - 1;
-    return window(walk.axis(h), walk.at(h)).taps;
-  }
-
-  static void step(const V* x, const Axis& a, int64_t o0, int64_t o1, int64_t lanes, V* dst, Code* at,
-                   V* work) {
-    if constexpr (coded) {
-      if (lanes == 1)
-        row_windows_coded<R>(x, a, o0, o1, dst, at);
-      else
-        lane_windows_coded<R>(x, a, o0, o1, lanes, dst, at);
-    } else {
-      if (lanes == 1)
-        row_windows<R>(x, a, o0, o1, dst, work);
-      else
-        lane_windows<R>(x, a, o0, o1, lanes, dst);
-    }
-  }
-};
-
-template <class R> struct ColumnsFirst {
-  static constexpr const char* engine = "columns_first";
-  using V = typename R::V;
+  static constexpr int N = wide<V>;
 
   static void prepare(Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
     set_tiles(p, (last.stride * 3 + 2) * p.lanes * int64_t(sizeof(V)), last.out);
-    const int64_t length = p.tile * p.lanes, columns = widest(last, p.tile) * p.lanes;
-    p.scratch = RowSet::bytes(p) + (1 + group) * Scratch::bytes<V>(columns) + Scratch::bytes<Code>(columns) +
-                Scratch::bytes<V>(length) + Scratch::bytes<Code>(length);
+    p.scratch = RowSet::bytes(p) + group * Scratch::bytes<V>(input_length(p)) +
+                2 * Scratch::bytes<V>(row_length(p)) + Scratch::bytes<V>(interleaved * p.lanes + N) +
+                (coded ? Scratch::bytes<V>(row_length(p)) + 3 * Scratch::bytes<Code>(row_length(p)) : 0);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
+    Rows work(p, scratch);
     Walk<Over::outputs> walk(p, begin);
     RowSet rows(p, scratch);
-    const int64_t columns = widest(p.axes[p.n_axes - 1], p.tile) * p.lanes, length = p.tile * p.lanes;
-    V* buffers[group];
-    for (V*& buffer : buffers) buffer = scratch.take<V>(columns);
-    V* folded = scratch.take<V>(columns);
-    Code* row_codes = scratch.take<Code>(columns);
-    V* acc = scratch.take<V>(length);
-    Code* acc_codes = scratch.take<Code>(length);
-    const Input<V> input(p, !R::picks);
-    const Store<V> store = storer<V>(p.y_type, !R::picks);
-    const Codes codes(p);
-
-    for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
-      const int64_t o0 = walk.tile_begin(), o1 = walk.tile_end(), n = (o1 - o0) * p.lanes;
-      const Span in = touched(walk.last(), o0, o1);
-      const int64_t shift = in.from * p.lanes, width = (in.to - in.from) * p.lanes;
-      const Row y = walk.row(p.y, o0, o1);
-      V* dst = writes_directly<V>(p, y) ? reinterpret_cast<V*>(y.data) : acc;
-      rows.windows(walk);
-      const V* x = folded - shift;  // stands for position 0, like every row
-      const V* values[group];
-      const Code* none[group] = {};
-      Code base[group];
-      int held = 0;
-      for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
-        if (p.stopped()) return;
-        const V* row = input.row(walk.row(p.x, rows.index(), in.from, in.to), in.from, buffers[held]);
-        if (rows.count() == 1 && !R::picks) {
-          x = row;
-          break;
-        }
-        values[held] = row + shift;
-        base[held++] = R::picks ? rows.code(p.axes) : 0;
-        if (held == group || r + 1 == rows.count()) {
-          if constexpr (R::picks)
-            fold_coded<R>(values, none, base, held, folded, row_codes, width, r >= group);
-          else
-            fold<R>(values, held, folded, width, r >= group);
-          held = 0;
-        }
-      }
-      if constexpr (R::picks) {
-        const Code nowhere = lead_code(walk, p.n_axes);
-        if (rows.count() == 0)
-          for (int64_t j = 0; j < width; ++j) folded[j] = R::init(), row_codes[j] = nowhere;
-        across_columns<R>(x, row_codes - shift, nowhere, walk.last(), o0, o1, p.lanes, dst, acc_codes);
-        if (p.extra != Extra::none) codes.store(acc_codes, walk, walk.row(p.extra_array, o0, o1));
-      } else {
-        if (rows.count() == 0)
-          for (int64_t j = 0; j < n; ++j) dst[j] = V(0);
-        else if (p.lanes == 1)
-          row_windows<R>(x, walk.last(), o0, o1, dst, nullptr);
-        else
-          lane_windows<R>(x, walk.last(), o0, o1, p.lanes, dst);
-        finish(p, walk, o0, o1, dst);
-      }
-      if (dst == acc) store(acc, y);
-    }
+    for (int64_t unit = begin; unit < end; ++unit, walk.next())
+      if (!work.row(walk, rows)) return;
   }
 
 private:
+  const Problem& p_;
+  const Input<V> input_;
+  const Store<V> store_;
+  const Codes codes_;
+  V* buffers_[group];
+  Coded<V> row_{}, everywhere_{},
+      found_{};  // the folded row, windows at every position, those of the outputs
+  V* parts_;
+  const char* end_;  // of what vectors may read
+
+  // Of a tile's inputs, and with padding around them; vectors reach past both.
+  static int64_t input_length(const Problem& p) {
+    return widest(p.axes[p.n_axes - 1], p.tile) * p.lanes + 2 * N;
+  }
+  static int64_t row_length(const Problem& p) {
+    const Axis& last = p.axes[p.n_axes - 1];
+    const int64_t positions =
+        last.regular() ? (p.tile - 1) * last.stride + (last.kernel - 1) * last.step + 1 : last.size;
+    return most(positions, p.tile) * p.lanes + 4 * most(N, 64 / int64_t(sizeof(V)));
+  }
+
+  Rows(const Problem& p, Scratch& scratch)
+      : p_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)), codes_(p),
+        end_(readable_end(p, p.x, sizeof(V), Over::inputs)) {
+    for (V*& buffer : buffers_) buffer = scratch.take<V>(input_length(p));
+    row_.value = scratch.take<V>(row_length(p));
+    found_.value = scratch.take<V>(row_length(p));
+    parts_ = scratch.take<V>(interleaved * p.lanes + N);
+    if constexpr (coded) {
+      row_.code = scratch.take<Code>(row_length(p));
+      everywhere_ = {scratch.take<V>(row_length(p)), scratch.take<Code>(row_length(p))};
+      found_.code = scratch.take<Code>(row_length(p));
+    }
+  }
+
+  // A row of outputs; false if the call is to end.
+  bool row(const Walk<Over::outputs>& walk, RowSet& rows) {
+    const Axis& last = walk.last();
+    const int64_t o0 = walk.tile_begin(), o1 = walk.tile_end(), n = (o1 - o0) * p_.lanes;
+    const Row y = walk.row(p_.y, o0, o1);
+    rows.windows(walk);
+    if (rows.count() == 0) {
+      for (int64_t j = 0; j < n; ++j) found_.value[j] = R::init();
+    } else {
+      const Span in = touched(last, o0, o1);
+      const int64_t first = last.regular() ? begin_of(last, o0) : in.from;
+      const int64_t span = (o1 - o0 - 1) * last.stride + (last.kernel - 1) * last.step + 1;
+      const V* x = down(walk, rows, in, first, last.regular() ? first + span : in.to);
+      if (!x) return false;
+      if (last.regular()) {
+        if (!coded && x == row_.value) pad(first, in.from, in.to, first + span);
+        if (!R::picks && last.kernel >= long_sum)
+          long_sums(x, last, o0, o1, first);
+        else
+          regular(x, last, o1 - o0);
+        if constexpr (coded) {
+          const Range whole = interior(last, o0, o1);
+          clipped(last, o0, whole.lo, o0, first);
+          clipped(last, whole.hi, o1, o0, first);
+        }
+      } else {
+        irregular(x, last, o0, o1, first);
+      }
+    }
+    if constexpr (coded) {
+      empty_codes(walk, rows.count() == 0, o0, o1);
+      codes_.store(found_.code, walk, walk.row(p_.extra_array, o0, o1));
+    }
+    if constexpr (!R::picks) finish(p_, walk, o0, o1, found_.value);
+    store_(found_.value, y);
+    return true;
+  }
+
+  // Folds the rows of the windows; position `first` is the first of the result. A single row that needs no padding is
+  // taken as it is, where vectors may read past its end.
+  const V* down(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, int64_t first, int64_t last) {
+    if (!coded && rows.count() == 1 && in.from == first && in.to == last) {
+      const V* x = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), 0, row_.value);
+      if (x == row_.value || reinterpret_cast<const char*>(x + (in.to - in.from) * p_.lanes + N) <= end_)
+        return x;
+    }
+    const int64_t width = (in.to - in.from) * p_.lanes, at = (in.from - first) * p_.lanes;
+    const V* values[group];
+    Code base[group];
+    int held = 0;
+    for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
+      if (p_.stopped()) return nullptr;
+      values[held] = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), 0, buffers_[held]);
+      base[held++] = coded ? rows.code(p_.axes) : 0;
+      if (held < group && r + 1 < rows.count()) continue;
+      if constexpr (coded)
+        fold_coded<R>(values, base, held, row_.value + at, row_.code + at, width, r >= group);
+      else
+        fold<R>(values, held, row_.value + at, width, r >= group);
+      held = 0;
+    }
+    return row_.value;
+  }
+
+  // What never wins, where windows reach over the ends of the input.
+  void pad(int64_t first, int64_t from, int64_t to, int64_t end) const {
+    const auto fill = [&](int64_t lo, int64_t hi) {
+      for (int64_t j = (lo - first) * p_.lanes; j < (hi - first) * p_.lanes; ++j) row_.value[j] = R::init();
+    };
+    fill(first, least(from, end));
+    fill(most(to, first), end);
+  }
+
+  void regular(const V* x, const Axis& a, int64_t n) {
+    const int64_t unit = p_.lanes, tap = a.step * unit, positions = ((n - 1) * a.stride + 1) * unit;
+    if constexpr (coded) {
+      coded_windows_everywhere<R>(row_, positions, a.kernel, tap, a.stride == 1 ? found_ : everywhere_);
+      if (a.stride > 1) {
+        every(everywhere_.value, n, a.stride, unit, found_.value);
+        every(everywhere_.code, n, a.stride, unit, found_.code);
+      }
+    } else {
+      // Long windows that share little are folded one by one.
+      if (a.step == 1 && a.kernel >= long_sum && a.stride * 8 > a.kernel) {
+        for (int64_t o = 0; o < n; ++o)
+          window_alone<R>(x + o * a.stride * unit, a.kernel, unit, parts_, found_.value + o * unit);
+      } else {
+        windows_everywhere<R>(x, positions, a.kernel, tap, a.stride == 1 ? found_.value : row_.value);
+        if (a.stride > 1) every(row_.value, n, a.stride, unit, found_.value);
+      }
+    }
+  }
+
+  // Sums of long windows: of their taps inside the input alone, whose number decides on the order.
+  void long_sums(const V* x, const Axis& a, int64_t o0, int64_t o1, int64_t first) {
+    const int64_t unit = p_.lanes;
+    for (int64_t o = o0; o < o1; ++o) {
+      const Window w = window(a, o);
+      const V* from = x + (w.start - first) * unit;
+      V* to = found_.value + (o - o0) * unit;
+      if (a.step > 1) {  // side by side
+        for (int64_t t = 0; t < w.taps; ++t)
+          for (int64_t c = 0; c < unit; ++c) buffers_[0][t * unit + c] = from[t * a.step * unit + c];
+        from = buffers_[0];
+      }
+      if (w.taps)
+        window_alone<R>(from, w.taps, unit, parts_, to);
+      else
+        for (int64_t c = 0; c < unit; ++c) to[c] = V(0);
+    }
+  }
+
+  // Windows [from, to) that reach over an end of the input, with codes: a tap in the padding wins nothing.
+  void clipped(const Axis& a, int64_t from, int64_t to, int64_t o0, int64_t first) {
+    const int64_t unit = p_.lanes;
+    for (int64_t o = from; o < to; ++o) {
+      const Window w = window(a, o);
+      const int64_t at = (w.start - first) * unit, y = (o - o0) * unit;
+      if (w.taps)
+        coded_window_alone<R>({row_.value + at, row_.code + at}, w.taps, a.step * unit, unit, Code(w.lead),
+                              {found_.value + y, found_.code + y});
+      else
+        for (int64_t c = 0; c < unit; ++c) found_.value[y + c] = R::init();
+    }
+  }
+
+  void irregular(const V* x, const Axis& a, int64_t o0, int64_t o1, int64_t first) {
+    const int64_t unit = p_.lanes;
+    for (int64_t o = o0; o < o1; ++o) {
+      const int64_t at = (a.starts[o] - first) * unit, to = (o - o0) * unit;
+      if (a.counts[o] == 0) {
+        for (int64_t c = 0; c < unit; ++c) found_.value[to + c] = R::init();
+        continue;
+      }
+      if constexpr (coded)
+        coded_window_alone<R>({row_.value + at, row_.code + at}, a.counts[o], unit, unit, 0,
+                              {found_.value + to, found_.code + to});
+      else
+        window_alone<R>(x + at, a.counts[o], unit, parts_, found_.value + to);
+    }
+  }
+
+  // Windows without an input: the nearest tap of theirs.
+  void empty_codes(const Walk<Over::outputs>& walk, bool all, int64_t o0, int64_t o1) {
+    const Code outer = lead_code(walk, p_.n_axes);
+    for (int64_t o = o0; o < o1; ++o) {
+      const Window w = window(walk.last(), o);
+      if (!all && w.taps) continue;
+      for (int64_t j = (o - o0) * p_.lanes; j < (o - o0 + 1) * p_.lanes; ++j)
+        found_.code[j] = outer + Code(w.lead);
+    }
+  }
+
   // From sums to means or norms.
   static void finish(const Problem& p, const Walk<Over::outputs>& walk, int64_t o0, int64_t o1, V* dst) {
-    if (!p.divide) {
-      for (int64_t j = 0; j < (o1 - o0) * p.lanes; ++j) dst[j] = from_zero(dst[j]);
-      return;
-    }
+    if (!p.divide) return;
     int64_t outer = 1, taps = 1;
     for (int a = 0; a < walk.outer(); ++a) outer *= share(walk.axis(a), walk.at(a));
     for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].uncropped;
@@ -397,7 +383,7 @@ private:
       if (by == -1)         // the one quotient that can overflow
         for (int64_t j = 0; j < n; ++j) from[j] = Sum<V>::negated(from[j]);
       else
-        for (int64_t j = 0; j < n; ++j) from[j] = V(from_zero(from[j]) / V(by));
+        for (int64_t j = 0; j < n; ++j) from[j] = V(from[j] / V(by));
     };
     if (p.divisor) return divide(dst, (o1 - o0) * p.lanes, p.divisor);
     const Axis& last = walk.last();
@@ -408,12 +394,6 @@ private:
     for (int64_t o = in.hi; o < o1; ++o) divide(dst + (o - o0) * p.lanes, p.lanes, outer * share(last, o));
   }
 };
-
-// One rule for both: rows first wherever rows are regular and their windows short or shared.
-template <class V> bool columns_first(const Problem& p) {
-  const Axis& last = p.axes[p.n_axes - 1];
-  return p.n_axes > 1 && (!last.regular() || (last.kernel >= 4 && last.stride >= last.kernel));
-}
 
 }  // namespace
 }  // namespace ndpool

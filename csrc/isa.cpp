@@ -3,24 +3,32 @@
 
 namespace ndpool {
 
-// Best first.
-#if defined(__x86_64__)
-#define NDPOOL_ISA_LIST(DO) DO(avx512) DO(avx2) DO(baseline)
+// Best first; CMake says which are compiled.
+#if defined(NDPOOL_HAS_avx512)
+#define NDPOOL_AVX512(DO) DO(avx512)
 #else
-#define NDPOOL_ISA_LIST(DO) DO(baseline)
+#define NDPOOL_AVX512(DO)
 #endif
+#if defined(NDPOOL_HAS_avx2)
+#define NDPOOL_AVX2(DO) DO(avx2)
+#else
+#define NDPOOL_AVX2(DO)
+#endif
+#define NDPOOL_ISA_LIST(DO) NDPOOL_AVX512(DO) NDPOOL_AVX2(DO) DO(baseline)
 
 #define NDPOOL_DECLARE(isa) extern const Kernels kernels_##isa;
 NDPOOL_ISA_LIST(NDPOOL_DECLARE)
 
 namespace {
 
-#if defined(__x86_64__)
+#if defined(NDPOOL_HAS_avx512)
 bool runs_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512cd");
 }
+#endif
+#if defined(NDPOOL_HAS_avx2)
 bool runs_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
 }

@@ -39,7 +39,8 @@ template <class R, class S, bool coded> struct Lanes {
     p.tile = most(1, least(last.out, 65536 / p.lanes));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = Scratch::bytes<V>(lanes_kept(p)) + (coded ? Scratch::bytes<C>(p.lanes) : 0);
+    p.scratch =
+        Scratch::bytes<V>(lanes_kept(p)) + (coded ? Scratch::bytes<C>(least(p.lanes, 2 * most_lanes)) : 0);
   }
 
   // The outer part of a window: (slabs x rows) taps, with their codes.
@@ -48,11 +49,13 @@ template <class R, class S, bool coded> struct Lanes {
     C first, slab_code, row_code, col_code;    // of the first tap, and from one to the next
     int64_t position;                          // of the nominal window's beginning
     int64_t share;
+    int64_t lanes;  // done at a time
   };
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
-    Kept kept{scratch.take<V>(lanes_kept(p)), coded ? scratch.take<C>(p.lanes) : nullptr, 0};
+    Kept kept{scratch.take<V>(lanes_kept(p)),
+              coded ? scratch.take<C>(least(p.lanes, 2 * most_lanes)) : nullptr, 0};
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
@@ -69,15 +72,20 @@ template <class R, class S, bool coded> struct Lanes {
         Outer here = outer;
         here.first += C(w.lead) * here.col_code;
         here.position += begin_of(walk.last(), o);
-        position(p, here, x + w.start * p.x.pooled[last], w.taps, walk.last().step * p.x.pooled[last], y,
-                 extra, by, kept);
+        const int64_t step = walk.last().step * p.x.pooled[last];
+        for (int64_t c = 0; c < p.lanes; c += here.lanes) {
+          here.lanes = p.lanes - c < 2 * most_lanes ? p.lanes - c : most_lanes;
+          position(p, here, x + w.start * p.x.pooled[last] + c * int64_t(sizeof(S)), w.taps, step,
+                   y + c * int64_t(sizeof(S)), extra + c * (coded ? p.extra_array.lane : 0), by, kept);
+        }
       }
     }
   }
 
 private:
   static constexpr bool can_be_nan = R::picks && is_real<V>;
-  static constexpr int calm_positions = 32;  // done the exact way after a NaN was met
+  static constexpr int64_t most_lanes = 4096;  // at a time: what is found so far stays in L1
+  static constexpr int calm_positions = 32;    // done the exact way after a NaN was met
 
   // What lasts from one position to the next: room for results that do not fit into registers, and positions that
   // are done the exact way.
@@ -88,14 +96,14 @@ private:
   };
 
   static int64_t lanes_kept(const Problem& p) {
-    return R::picks ? p.lanes : lanes_summed(p) * p.axes[p.n_axes - 1].kernel;
+    return R::picks ? least(p.lanes, 2 * most_lanes) : lanes_summed(p) * p.axes[p.n_axes - 1].kernel;
   }
 
   static void locate(const Problem& p, const Walk<Over::outputs>& walk, Outer& outer, const char*& x) {
     const int n = p.n_axes - 1;
     const bool positions = p.extra == Extra::index64;
     const Axis& last = walk.last();
-    outer = {1, 1, 0, 0, 0, 0, 0, C(positions ? last.step : 1), 0, 1};
+    outer = {1, 1, 0, 0, 0, 0, 0, C(positions ? last.step : 1), 0, 1, p.lanes};
     if (n >= 1) {
       const Axis& a = walk.axis(n - 1);
       const int64_t o = walk.at(n - 1);
@@ -126,12 +134,12 @@ private:
                        char* y, char* extra, V by, Kept& kept) {
     const int64_t rows = outer.slabs * outer.rows;
     if constexpr (!R::picks) {
-      if (rows > 3 && taps > 1)
+      if ((rows > 3 && taps > 1) || (rows > 0 && taps >= long_sum))
         return summed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
       in_registers<true>(p, outer, x, taps, step, y, extra, by);
     } else {
       if (kept.calm == 0) {
-        const bool stream = p.lanes > broad * N || (rows * taps > 16 && p.lanes > 4 * N);
+        const bool stream = outer.lanes > broad * N || (rows * taps > 16 && outer.lanes > 4 * N);
         if (stream && rows * taps > 0 ? streamed(p, outer, x, taps, step, y, extra, kept)
                                       : in_registers<true>(p, outer, x, taps, step, y, extra, by))
           return;
@@ -150,12 +158,12 @@ private:
       vectors<decltype(width)::value, quick>(p, outer, x, taps, step, y, extra, by, lane, poison);
     };
     if constexpr (quick) {
-      for (; c + broad * N <= p.lanes; c += broad * N) go(std::integral_constant<int, broad>{}, c);
+      for (; c + broad * N <= outer.lanes; c += broad * N) go(std::integral_constant<int, broad>{}, c);
       if constexpr (broad == 16)
-        for (; c + 8 * N <= p.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
+        for (; c + 8 * N <= outer.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
     }
-    for (; c + 4 * N <= p.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
-    for (; c < p.lanes; c += N) go(std::integral_constant<int, 1>{}, least(c, p.lanes - N));
+    for (; c + 4 * N <= outer.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
+    for (; c < outer.lanes; c += N) go(std::integral_constant<int, 1>{}, least(c, outer.lanes - N));
     if constexpr (can_be_nan && quick) return !nan_in(poison[0] + poison[1] + (poison[2] + poison[3]));
     return true;
   }
@@ -164,8 +172,8 @@ private:
   static void summed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, S* y,
                      V by, V* sums) {
     const int64_t share = lanes_summed(p);
-    for (int64_t c = 0; c < p.lanes; c += share) {
-      const int64_t n = least(share, p.lanes - c), first = n < N ? p.lanes - N : c;
+    for (int64_t c = 0; c < outer.lanes; c += share) {
+      const int64_t n = least(share, outer.lanes - c), first = n < N ? outer.lanes - N : c;
       const int64_t vectors = ceil_div(n, N),
                     rest = most(n, N) - N;  // the last one may overlap its neighbour
       // A few rows at a time, in their order: seven, since so many are common, then four.
@@ -190,9 +198,8 @@ private:
         for (; r < outer.rows; ++r) add(from(), std::integral_constant<int, 1>{}, s + r == 0);
       }
       for (int64_t v = 0; v < vectors; ++v) {
-        Vn sum = read<V, N>(sums + v * N);
-        for (int64_t t = 1; t < taps; ++t) sum += read<V, N>(sums + (t * vectors + v) * N);
-        sum = from_zero(sum);
+        Vn sum;
+        windows_everywhere<R>(sums + v * N, N, taps, vectors * N, reinterpret_cast<V*>(&sum));
         if (p.divide) sum /= by;
         write_as<N, false, S, V>(y + first + least(v * N, rest), sum);
       }
@@ -231,11 +238,12 @@ private:
         }
       };
       int64_t c = 0;
-      for (; c + 2 * N <= p.lanes; c += 2 * N) {
+      for (; c + 2 * N <= outer.lanes; c += 2 * N) {
         one(c, poison[0]);
         one(c + N, poison[1]);
       }
-      for (; c < p.lanes; c += N) one(least(c, p.lanes - N), poison[0]);  // the last ones may be done twice
+      for (; c < outer.lanes; c += N)
+        one(least(c, outer.lanes - N), poison[0]);  // the last ones may be done twice
     };
     const int64_t all = outer.slabs * outer.rows * taps;
     int64_t done = 0;

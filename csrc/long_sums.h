@@ -173,7 +173,6 @@ private:
         Vn sum = across<K>(s, d, d[0]);
         if (j < L) continue;
         const int64_t at = (j - L) * N;
-        sum = from_zero(sum);
         if (p_.divide) {
           const Vn by = read<V, N>(by_ + c0 + at) * outer;
           sum /= by == V(0) ? Vn{} + V(1) : by;

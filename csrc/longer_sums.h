@@ -266,8 +266,8 @@ private:
            v = lower.step(shift, odd, twice, q, read<V, N>(q));
         if (j >= 0 && j < n) {
           const int64_t at = j * N;
-          u = finish(from_zero(u), at, 0);
-          v = finish(from_zero(v), at, 1);
+          u = finish(u, at, 0);
+          v = finish(v, at, 1);
           if (j < n - 1) {
             write(y[0] + at, u);
             write(y[1] + at, v);

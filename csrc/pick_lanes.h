@@ -1,5 +1,5 @@
-// The backward of maxima and minima where the elements of a leading axis are neighbours (channels last): every input
-// position is a row of lanes of its own, gathered from the positions of outputs whose windows hold it, rising.
+// The backward of max and min where the elements of a leading axis are neighbours (channels last): every input
+// position is a row of channels of its own, gathered from the positions of outputs whose windows contain it, rising.
 #pragma once
 
 #include "bands.h"
@@ -7,15 +7,14 @@
 namespace ndpool {
 namespace {
 
-template <class V> class PickLanes {
+// Gradients are stored as S and added up in V.
+template <class V, class S, class Offset> class PickLanes {
   static constexpr int N = wide<V>;
-  using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
-  using Offset = std::uint8_t;
   static constexpr int64_t most_listed = 64;
 
   struct Listed {
-    const V* grad;
+    const S* grad;
     const Offset* offset;
     C code;
   };
@@ -29,9 +28,9 @@ public:
 
   static bool serves(const Problem& p) {
     const int a = p.n_axes - 1;
-    const int64_t item = sizeof(V);
-    return p.extra == Extra::offset8 && p.lanes > 1 && stored_as<V>(p.x_type) && p.x.lane == item &&
-           p.y.lane == item && p.extra_array.lane == 1 && p.axes[a].table_stride == 0 &&
+    const int64_t item = sizeof(S);
+    return p.lanes >= 4 && stored_as<S>(p.x_type) && p.x_type == p.y_type && p.x.lane == item &&
+           p.y.lane == item && p.extra_array.lane == sizeof(Offset) && p.axes[a].table_stride == 0 &&
            p.axes[a].step == 1 && most_slabs(p) <= max_slabs &&
            most_slabs(p) * (a ? most_covers(p.axes[a - 1], p.planes) : 1) *
                    most_covers(p.axes[a], p.planes) <=
@@ -85,12 +84,12 @@ private:
           const int64_t code = (slabs[k].code * rows.kernel + cover.tap(o)) * last.kernel;
           for (int64_t c = columns->lo; c < columns->hi; ++c)
             list[m++] = {
-                reinterpret_cast<const V*>(grads + slabs[k].grad + o * p.x.pooled[a - 1] + c * p.x.pooled[a]),
+                reinterpret_cast<const S*>(grads + slabs[k].grad + o * p.x.pooled[a - 1] + c * p.x.pooled[a]),
                 reinterpret_cast<const Offset*>(offsets + slabs[k].extra + o * p.extra_array.pooled[a - 1] +
                                                 c * p.extra_array.pooled[a]),
                 C(code + i - (last.regular() ? last.origin + c * last.stride : last.starts[c]))};
         }
-      V* to = reinterpret_cast<V*>(y);
+      S* to = reinterpret_cast<S*>(y);
       if (m == 1)
         gather<1>(list, m, to, p.lanes);
       else if (m == 2)
@@ -100,26 +99,36 @@ private:
     }
   }
 
-  template <int Count> static void gather(const Listed* list, int n, V* to, int64_t lanes) {
+  // N offsets, as wide as V.
+  template <int L> static Vec<C, L> codes(const Offset* p) {
+    if constexpr (sizeof(Offset) == 1)
+      return widened<C, L>(p);
+    else
+      return converted<Vec<C, L>>(reinterpret_cast<Vec<std::uint32_t, L>>(read<Offset, L>(p)));
+  }
+
+  template <int Count> static void gather(const Listed* list, int n, S* to, int64_t lanes) {
     if (Count) n = Count;
-    int64_t c = 0;
-    const auto block = [&](auto vectors) __attribute__((always_inline)) {
-      constexpr int U = decltype(vectors)::value;
-      Vn sums[U] = {};
+    const auto block = [&](auto width, auto vectors, int64_t c) __attribute__((always_inline)) {
+      constexpr int L = decltype(width)::value, U = decltype(vectors)::value;
+      Vec<V, L> sums[U] = {};
       for (int e = 0; e < n; ++e)
         for (int u = 0; u < U; ++u)
-          sums[u] += widened<C, N>(list[e].offset + c + u * N) == list[e].code
-                         ? read<V, N>(list[e].grad + c + u * N)
-                         : Vn{};
-      for (int u = 0; u < U; ++u) write(to + c + u * N, sums[u]);
-      c += U * N;
+          sums[u] += codes<L>(list[e].offset + c + u * L) == list[e].code
+                         ? read_as<V, L>(list[e].grad + c + u * L)
+                         : Vec<V, L>{};
+      for (int u = 0; u < U; ++u) write_as<L, false, S, V>(to + c + u * L, sums[u]);
     };
-    while (c + 4 * N <= lanes) block(std::integral_constant<int, 4>{});
-    while (c + N <= lanes) block(std::integral_constant<int, 1>{});
-    for (; c < lanes; ++c) {
-      V sum = V(0);
-      for (int e = 0; e < n; ++e) sum += list[e].offset[c] == list[e].code ? list[e].grad[c] : V(0);
-      to[c] = sum;
+    using One = std::integral_constant<int, 1>;
+    using Four = std::integral_constant<int, 4>;
+    using Wide = std::integral_constant<int, N>;
+    using Narrow = std::integral_constant<int, least(N, 4)>;
+    if (lanes >= N) {
+      int64_t c = 0;
+      for (; c + 4 * N <= lanes; c += 4 * N) block(Wide{}, Four{}, c);
+      for (; c < lanes; c += N) block(Wide{}, One{}, least(c, lanes - N));  // the last ones may be done twice
+    } else {
+      for (int64_t c = 0; c < lanes; c += 4) block(Narrow{}, One{}, least(c, lanes - least(N, 4)));
     }
   }
 };

@@ -71,9 +71,6 @@ template <class T> struct Sum {
   }
 };
 
-// What a sum is that began with +0, as PyTorch's does: nothing but -0 adds up to +0.
-template <class T> __attribute__((always_inline)) inline T from_zero(T sum) { return sum + T{}; }
-
 // Values with their codes: the candidate for the best of a window.
 template <class R> inline void merge_coded(typename R::V later, Code code, typename R::V& best, Code& at) {
   const bool better = R::better(later, best);
@@ -81,46 +78,48 @@ template <class R> inline void merge_coded(typename R::V later, Code code, typen
   at = better ? code : at;
 }
 
-// dst = rows[0] . rows[1] . ... (after dst itself when `go_on`), element by element, in this order.
-template <class R>
-void fold(const typename R::V* const* rows, int n, typename R::V* dst, int64_t length, bool go_on) {
-  using V = typename R::V;
-  int r = 0;
-  if (!go_on) {
-    const V *a = rows[0], *b = n > 1 ? rows[1] : nullptr, *c = n > 2 ? rows[2] : nullptr;
-    if (n == 1)
-      for (int64_t j = 0; j < length; ++j) dst[j] = a[j];
-    else if (n == 2)
-      for (int64_t j = 0; j < length; ++j) dst[j] = R::merge(b[j], a[j]);
-    else
-      for (int64_t j = 0; j < length; ++j) dst[j] = R::merge(c[j], R::merge(b[j], a[j]));
-    r = n < 3 ? n : 3;
-  }
-  for (; r + 1 < n; r += 2) {
-    const V *a = rows[r], *b = rows[r + 1];
-    for (int64_t j = 0; j < length; ++j) dst[j] = R::merge(b[j], R::merge(a[j], dst[j]));
-  }
-  if (r < n) {
-    const V* a = rows[r];
-    for (int64_t j = 0; j < length; ++j) dst[j] = R::merge(a[j], dst[j]);
-  }
+// The same where codes come in any order: of equals the one with the least code wins, of NaNs the one with the highest.
+template <class R> inline void merge_column(typename R::V later, Code code, typename R::V& best, Code& at) {
+  const bool earlier = code < at;
+  const bool take =
+      is_nan(later) ? !is_nan(best) | !earlier : R::better(later, best) | ((later == best) & earlier);
+  best = take ? later : best;
+  at = take ? code : at;
 }
 
-// The same with codes: every row brings codes of its own (or none, when codes[r] is null) plus a base.
-template <class R> void fold_coded(const typename R::V* const* rows, const Code* const* codes,
-                                   const Code* base, int n, typename R::V* dst, Code* at, int64_t length,
+// dst = rows[0] . rows[1] . ... (after dst itself when `go_on`), element by element, in this order.
+template <class R> void fold(const typename R::V* const* rows, int n, typename R::V* __restrict dst,
+                             int64_t length, bool go_on) {
+  using V = typename R::V;
+  const V *a = rows[0], *b = rows[n > 1], *c = rows[n > 2 ? 2 : 0], *d = rows[n > 3 ? 3 : 0];
+  const auto each = [&](auto f) {
+    for (int64_t j = 0; j < length; ++j) dst[j] = f(j);
+  };
+  const auto two = [=](int64_t j, V v) { return R::merge(b[j], R::merge(a[j], v)); };
+  if (go_on) {
+    if (n == 1) return each([=](int64_t j) { return R::merge(a[j], dst[j]); });
+    if (n == 2) return each([=](int64_t j) { return two(j, dst[j]); });
+    if (n == 3) return each([=](int64_t j) { return R::merge(c[j], two(j, dst[j])); });
+    return each([=](int64_t j) { return R::merge(d[j], R::merge(c[j], two(j, dst[j]))); });
+  }
+  if (n == 1) return each([=](int64_t j) { return a[j]; });
+  if (n == 2) return each([=](int64_t j) { return R::merge(b[j], a[j]); });
+  if (n == 3) return each([=](int64_t j) { return R::merge(c[j], R::merge(b[j], a[j])); });
+  each([=](int64_t j) { return R::merge(d[j], R::merge(c[j], R::merge(b[j], a[j]))); });
+}
+
+// The same with codes: every element of a row has its row's code.
+template <class R> void fold_coded(const typename R::V* const* rows, const Code* codes, int n,
+                                   typename R::V* __restrict dst, Code* __restrict at, int64_t length,
                                    bool go_on) {
   for (int r = 0; r < n; ++r) {
     const typename R::V* a = rows[r];
-    const Code* c = codes[r];
-    const Code b = base[r];
+    const Code code = codes[r];
     if (r == 0 && !go_on) {
       for (int64_t j = 0; j < length; ++j) dst[j] = a[j];
-      for (int64_t j = 0; j < length; ++j) at[j] = c ? c[j] + b : b;
-    } else if (c) {
-      for (int64_t j = 0; j < length; ++j) merge_coded<R>(a[j], c[j] + b, dst[j], at[j]);
+      for (int64_t j = 0; j < length; ++j) at[j] = code;
     } else {
-      for (int64_t j = 0; j < length; ++j) merge_coded<R>(a[j], b, dst[j], at[j]);
+      for (int64_t j = 0; j < length; ++j) merge_coded<R>(a[j], code, dst[j], at[j]);
     }
   }
 }

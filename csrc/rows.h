@@ -1,179 +1,262 @@
-// The horizontal step: from one row of the input to the windows of that row.
-// A row is (positions x lanes) neighbours in memory; lanes > 1 is the channels-last case. `x` points at
-// position 0, `dst` at output o0. Windows are read left to right, so ties and sums have one order everywhere.
+// The horizontal step: from one row, folded down already, to the windows of that row.
+// A row is `unit` neighbours for each position (the channels of a channels-last array, or one element), padded so that
+// every regular window is whole. Work is done on flat runs of neighbours, whatever the unit: partial results for every
+// position first, then those of the outputs are picked out.
+//   Max and min double their reach: 1, 2, 4, ... taps, and two overlapping halves make a window of any length.
+//   Sums add tap after tap; from `long_sum` taps on 16 interleaved sums, which are added by halves at the end.
+// So the order of additions depends on the number of taps alone.
 #pragma once
 
-#include "reducers.h"
+#include "simd.h"
 
 namespace ndpool {
 namespace {
 
-constexpr int64_t doubling_kernel = 5;  // from this width on, stride-1 maxima are built by doubling
+constexpr int64_t long_sum = 32;  // taps from which on a row's sum is interleaved
+constexpr int interleaved = 16;
 
-// Full windows of any kind: a block of outputs at a time, tap by tap.
-template <class R, int S> void tapped_windows(const typename R::V* __restrict x, int64_t n,
-                                              typename R::V* __restrict dst, const Axis& a) {
-  const int64_t stride = S ? S : a.stride;
-  for (int64_t o = 0; o < n; o += 64) {
-    const int64_t block = least(64, n - o);
-    const auto* src = x + o * stride;
-    for (int64_t j = 0; j < block; ++j) dst[o + j] = src[j * stride];
-    for (int64_t t = 1; t < a.kernel; ++t)
-      for (int64_t j = 0; j < block; ++j) dst[o + j] = R::merge(src[j * stride + t * a.step], dst[o + j]);
+// The exact merge of two vectors: NaN wins.
+template <class R, class Vx> __attribute__((always_inline)) inline Vx merged(Vx later, Vx best) {
+  if constexpr (!R::picks) {
+    if constexpr (is_real<typename R::V>) return best + later;
+    using U = Vec<UnsignedLike<typename R::V>, length_of<Vx>>;  // wraps
+    return reinterpret_cast<Vx>(reinterpret_cast<U>(best) + reinterpret_cast<U>(later));
+  } else {
+    const Vx value = R::beats(later, best) ? later : best;
+    if constexpr (is_real<typename R::V>)
+      return later != later ? later : value;
+    else
+      return value;
   }
 }
 
-// Stride-1 maxima of any width in log2(kernel) passes over a row that lies in L1. Overlaps are harmless: a
-// maximum may meet the same element twice. `work` holds the row with the windows' padding filled in.
-template <class R> void doubled_windows(const typename R::V* x, int64_t size, int64_t first, int64_t n,
-                                        typename R::V* dst, const Axis& a, typename R::V* work) {
-  const int64_t length = n + (a.kernel - 1) * a.step;
-  const int64_t lo = least(length, most(0, -first)), hi = most(lo, least(length, size - first));
-  for (int64_t j = 0; j < lo; ++j) work[j] = R::init();
-  for (int64_t j = lo; j < hi; ++j) work[j] = x[first + j];
-  for (int64_t j = hi; j < length; ++j) work[j] = R::init();
-  int64_t m = 1;
-  for (; 2 * m <= a.kernel; m *= 2) {
-    const int64_t shift = m * a.step, end = length - (2 * m - 1) * a.step;
-    for (int64_t j = 0; j < end; ++j) work[j] = R::merge(work[j + shift], work[j]);
-  }
-  const int64_t shift = (a.kernel - m) * a.step;
-  for (int64_t j = 0; j < n; ++j) dst[j] = R::merge(work[j + shift], work[j]);
+// dst[j] = f(j) for vectors from 0 on, the last of which may overlap its neighbour or, below one vector, reach past n:
+// scratch rows have room for that.
+template <class V, class F> __attribute__((always_inline)) inline void each_vector(int64_t n, V* dst, F&& f) {
+  constexpr int N = wide<V>;
+  for (int64_t j = 0; j < n; j += N) write(dst + j, f(j));
 }
 
-template <class R> void row_windows(const typename R::V* x, const Axis& a, int64_t o0, int64_t o1,
-                                    typename R::V* dst, typename R::V* work) {
+// Whole windows of `kernel` taps, `tap` elements apart, at every position of a row: dst[j] for j < n. `x` and `dst` are
+// scratch rows that may be the same, with room for a vector past their ends.
+template <class R>
+void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64_t tap, typename R::V* dst) {
   using V = typename R::V;
+  constexpr int N = wide<V>;
   if constexpr (R::picks) {
-    if (a.regular() && a.stride == 1 && a.kernel >= doubling_kernel)
-      return doubled_windows<R>(x, a.size, a.origin + o0, o1 - o0, dst, a, work);
-  }
-  const Range in = interior(a, o0, o1);
-  const auto one_by_one = [&](int64_t from, int64_t to) {
-    for (int64_t o = from; o < to; ++o) {
-      const Window w = window(a, o);
-      V acc = w.taps ? x[w.start] : R::init();
-      for (int64_t t = 1; t < w.taps; ++t) acc = R::merge(x[w.start + t * a.step], acc);
-      dst[o - o0] = acc;
+    int64_t m = 1;
+    for (; 4 * m <= kernel; m *= 2) {
+      const int64_t shift = m * tap;
+      each_vector(n + (kernel - 2 * m) * tap, dst,
+                  [&](int64_t j) { return merged<R>(read<V, N>(x + j + shift), read<V, N>(x + j)); });
+      x = dst;
     }
-  };
-  one_by_one(o0, in.lo);
-  if (in.lo < in.hi) {
-    const V* src = x + a.origin + in.lo * a.stride;
-    V* to = dst + (in.lo - o0);
-    const int64_t n = in.hi - in.lo;
-    if (a.stride == 1)
-      tapped_windows<R, 1>(src, n, to, a);
-    else if (a.stride == 2)
-      tapped_windows<R, 2>(src, n, to, a);
+    // The rest of 1, 2 or 3 parts of m taps, which may overlap.
+    const int64_t parts = ceil_div(kernel, m), rest = (kernel - m) * tap, middle = m * tap;
+    if (parts == 1)
+      each_vector(n, dst, [&](int64_t j) { return read<V, N>(x + j); });
+    else if (parts == 2)
+      each_vector(n, dst, [&](int64_t j) { return merged<R>(read<V, N>(x + j + rest), read<V, N>(x + j)); });
     else
-      tapped_windows<R, 0>(src, n, to, a);
+      each_vector(n, dst, [&](int64_t j) {
+        const Vec<V, N> two = merged<R>(read<V, N>(x + j + middle), read<V, N>(x + j));
+        const int64_t more = kernel > 3 * m ? 2 * middle : rest;
+        const Vec<V, N> three = merged<R>(read<V, N>(x + j + more), two);
+        return kernel > 3 * m ? merged<R>(read<V, N>(x + j + rest), three) : three;
+      });
+  } else if (kernel < long_sum) {
+    each_vector(n, dst, [&](int64_t j) {
+      Vec<V, N> sum = read<V, N>(x + j);
+      for (int64_t t = 1; t < kernel; ++t) sum = merged<R>(read<V, N>(x + j + t * tap), sum);
+      return sum;
+    });
+  } else {
+    each_vector(n, dst, [&](int64_t j) {
+      Vec<V, N> sums[interleaved];
+      for (int64_t t = 0; t < interleaved; ++t) sums[t] = read<V, N>(x + j + t * tap);
+      for (int64_t t = interleaved; t < kernel; ++t) {
+        Vec<V, N>& sum = sums[t % interleaved];
+        sum = merged<R>(read<V, N>(x + j + t * tap), sum);
+      }
+      for (int m = interleaved / 2; m > 0; m /= 2)
+        for (int k = 0; k < m; ++k) sums[k] = merged<R>(sums[k + m], sums[k]);
+      return sums[0];
+    });
   }
-  one_by_one(in.hi, o1);
 }
 
-// Lanes: every output position is a vector of its own.
-template <class R> void lane_windows(const typename R::V* x, const Axis& a, int64_t o0, int64_t o1,
-                                     int64_t lanes, typename R::V* dst) {
+// The elements of a vector by halves: all of them together in the first.
+template <class R, class Vx> __attribute__((always_inline)) inline typename R::V by_halves(Vx v) {
+  constexpr int n = length_of<Vx>;
+  if constexpr (n >= 16) v = merged<R>(shifted<n >= 16 ? 8 : 0>(v, v), v);
+  if constexpr (n >= 8) v = merged<R>(shifted<n >= 8 ? 4 : 0>(v, v), v);
+  if constexpr (n >= 4) v = merged<R>(shifted<n >= 4 ? 2 : 0>(v, v), v);
+  v = merged<R>(shifted<1>(v, v), v);
+  return v[0];
+}
+
+// One window of `taps` neighbouring elements, behind which a vector may read.
+template <class R> typename R::V window_alone(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
-  for (int64_t o = o0; o < o1; ++o, dst += lanes) {
-    const Window w = window(a, o);
-    const V* rows[3];
-    const int64_t pitch = a.step * lanes;
-    const V* src = x + w.start * lanes;
-    if (w.taps == 0)
-      for (int64_t c = 0; c < lanes; ++c) dst[c] = R::init();
-    for (int64_t t = 0; t < w.taps;) {
-      const int n = int(least(t ? 2 : 3, w.taps - t));
-      for (int k = 0; k < n; ++k) rows[k] = src + (t + k) * pitch;
-      fold<R>(rows, n, dst, lanes, t > 0);
-      t += n;
-    }
+  constexpr int N = least(interleaved, wide<V>), W = interleaved / N;
+  using Vn = Vec<V, N>;
+  if (taps < long_sum) {
+    V best = x[0];
+    for (int64_t t = 1; t < taps; ++t) best = R::merge(x[t], best);
+    return best;
   }
+  Vn parts[W];
+  for (int w = 0; w < W; ++w) parts[w] = read<V, N>(x + w * N);
+  int64_t at = interleaved;
+  for (; at + interleaved <= taps; at += interleaved)
+    for (int w = 0; w < W; ++w) parts[w] = merged<R>(read<V, N>(x + at + w * N), parts[w]);
+  Vec<UnsignedLike<V>, N> lane;
+  for (int k = 0; k < N; ++k) lane[k] = UnsignedLike<V>(k);
+  for (int w = 0; w < W && at + w * N < taps; ++w) {
+    const auto inside = lane < UnsignedLike<V>(least(N, taps - at - w * N));
+    parts[w] = merged<R>(inside ? read<V, N>(x + at + w * N) : all_of<Vn>(R::init()), parts[w]);
+  }
+  for (int m = W / 2; m > 0; m /= 2)
+    for (int w = 0; w < m; ++w) parts[w] = merged<R>(parts[w + m], parts[w]);
+  return by_halves<R>(parts[0]);
 }
 
-template <class R, int S> void coded_block(const typename R::V* __restrict x, int64_t n,
-                                           typename R::V* __restrict dst, Code* __restrict at,
-                                           const Axis& a) {
-  const int64_t stride = S ? S : a.stride;
-  for (int64_t o = 0; o < n; o += 64) {
-    const int64_t block = least(64, n - o);
-    const auto* src = x + o * stride;
-    for (int64_t j = 0; j < block; ++j) dst[o + j] = src[j * stride];
-    for (int64_t j = 0; j < block; ++j) at[o + j] = 0;
-    for (int64_t t = 1; t < a.kernel; ++t)
-      for (int64_t j = 0; j < block; ++j)
-        merge_coded<R>(src[j * stride + t * a.step], Code(t), dst[o + j], at[o + j]);
+// One window of `taps` neighbouring positions of `unit` elements: `unit` results. `work` holds 16 units.
+template <class R> void window_alone(const typename R::V* x, int64_t taps, int64_t unit, typename R::V* work,
+                                     typename R::V* dst) {
+  using V = typename R::V;
+  constexpr int N = wide<V>;
+  if (unit == 1) {
+    *dst = window_alone<R>(x, taps);
+    return;
   }
-}
-
-// The best of each window and the number of the tap that holds it, for one row.
-template <class R> void row_windows_coded(const typename R::V* x, const Axis& a, int64_t o0, int64_t o1,
-                                          typename R::V* dst, Code* at) {
-  const Range in = interior(a, o0, o1);
-  const auto one_by_one = [&](int64_t from, int64_t to) {
-    for (int64_t o = from; o < to; ++o) {
-      const Window w = window(a, o);
-      auto best = R::init();
-      Code code = Code(w.lead);
-      for (int64_t t = 0; t < w.taps; ++t)
-        merge_coded<R>(x[w.start + t * a.step], Code(w.lead + t), best, code);
-      dst[o - o0] = best;
-      at[o - o0] = code;
-    }
+  const auto add = [&](const V* from, V* to, int64_t n) {
+    int64_t j = 0;
+    for (; j + N <= n; j += N) write(to + j, merged<R>(read<V, N>(from + j), read<V, N>(to + j)));
+    for (; j < n; ++j) to[j] = R::merge(from[j], to[j]);
   };
-  one_by_one(o0, in.lo);
-  if (in.lo < in.hi) {
-    const auto* src = x + a.origin + in.lo * a.stride;
-    const int64_t n = in.hi - in.lo, to = in.lo - o0;
-    if (a.stride == 1)
-      coded_block<R, 1>(src, n, dst + to, at + to, a);
-    else if (a.stride == 2)
-      coded_block<R, 2>(src, n, dst + to, at + to, a);
-    else
-      coded_block<R, 0>(src, n, dst + to, at + to, a);
-  }
-  one_by_one(in.hi, o1);
+  const int64_t block = (taps < long_sum ? 1 : interleaved) * unit, all = taps * unit;
+  for (int64_t j = 0; j < block; ++j) work[j] = x[j];
+  for (int64_t at = block; at < all; at += block) add(x + at, work, least(block, all - at));
+  for (int64_t n = block / 2; n >= unit; n /= 2) add(work + n, work, n);
+  for (int64_t c = 0; c < unit; ++c) dst[c] = work[c];
 }
 
-template <class R> void lane_windows_coded(const typename R::V* x, const Axis& a, int64_t o0, int64_t o1,
-                                           int64_t lanes, typename R::V* dst, Code* at) {
-  for (int64_t o = o0; o < o1; ++o, dst += lanes, at += lanes) {
-    const Window w = window(a, o);
-    const auto* src = x + w.start * lanes;
-    for (int64_t c = 0; c < lanes; ++c) dst[c] = w.taps ? src[c] : R::init();
-    for (int64_t c = 0; c < lanes; ++c) at[c] = Code(w.lead);
-    for (int64_t t = 1; t < w.taps; ++t) {
-      const auto* tap = src + t * a.step * lanes;
-      for (int64_t c = 0; c < lanes; ++c) merge_coded<R>(tap[c], Code(w.lead + t), dst[c], at[c]);
-    }
-  }
-}
-
-// The second half of a columns-first pick: `x` holds the best of each column and `rows` the code of its row.
-// Equal columns are won by the earlier row, NaNs by the later one, so the answer is that of a row-major scan.
-template <class R> void across_columns(const typename R::V* x, const Code* rows, Code nowhere, const Axis& a,
-                                       int64_t o0, int64_t o1, int64_t lanes, typename R::V* dst, Code* at) {
-  using V = typename R::V;
-  for (int64_t o = o0; o < o1; ++o, dst += lanes, at += lanes) {
-    const Window w = window(a, o);
-    const V* src = x + w.start * lanes;
-    const Code* row = rows + w.start * lanes;
-    for (int64_t c = 0; c < lanes; ++c) dst[c] = w.taps ? src[c] : R::init();
-    for (int64_t c = 0; c < lanes; ++c) at[c] = (w.taps ? row[c] : nowhere) + Code(w.lead);
-    for (int64_t t = 1; t < w.taps; ++t) {
-      const int64_t shift = t * a.step * lanes;
-      const Code tap = Code(w.lead + t);
-      for (int64_t c = 0; c < lanes; ++c) {
-        const V later = src[shift + c], best = dst[c];
-        const Code code = row[shift + c] + tap;
-        const bool earlier = code < at[c];
-        const bool take =
-            is_nan(later) ? !is_nan(best) | !earlier : R::better(later, best) | ((later == best) & earlier);
-        dst[c] = take ? later : best;
-        at[c] = take ? code : at[c];
+// Every `stride`-th position of a row, `unit` elements of each. `dst` has room for a vector past its end.
+template <class T>
+void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __restrict dst) {
+  constexpr int N = wide<T>;
+  if (unit == 1) {
+    int64_t o = 0;
+    if (stride == 2) {
+      if constexpr (sizeof(T) < 4) {  // the lower half of every pair
+        using Pair = typename UnsignedOf<2 * sizeof(T)>::type;
+        using Half = Vec<UnsignedLike<T>, N / 2>;
+        for (; o < n; o += N / 2)
+          write(dst + o, converted<Half>(read<Pair, N / 2>(reinterpret_cast<const Pair*>(x + 2 * o))));
+      } else {
+        for (; o < n; o += N) write(dst + o, evens(read<T, N>(x + 2 * o), read<T, N>(x + 2 * o + N)));
       }
     }
+    for (; o < n; ++o) dst[o] = x[o * stride];
+    return;
+  }
+  const auto copy = [&](auto vector) {
+    constexpr int L = decltype(vector)::value;
+    for (int64_t o = 0; o < n; ++o)
+      for (int64_t c = 0; c < unit; c += L) write(dst + o * unit + c, read<T, L>(x + o * stride * unit + c));
+  };
+  if (unit <= 16 / int64_t(sizeof(T)))
+    copy(std::integral_constant<int, 16 / sizeof(T)>{});
+  else if (vector_bytes >= 32 && unit <= 32 / int64_t(sizeof(T)))
+    copy(std::integral_constant<int, least(vector_bytes, 32) / sizeof(T)>{});
+  else
+    copy(std::integral_constant<int, N>{});
+}
+
+// Best values and the numbers of their taps: what a window of several rows is picked from.
+template <class V> struct Coded {
+  V* value;
+  Code* code;
+};
+
+// `merge_column` for vectors.
+template <class R, class Vx, class Cx>
+__attribute__((always_inline)) inline void merge_columns(Vx later, Cx code, Vx& best, Cx& at) {
+  const auto earlier = code < at;
+  auto take = R::beats(later, best) | ((later == best) & earlier);
+  if constexpr (is_real<typename R::V>) take |= (later != later) & ((best == best) | ~earlier);
+  best = take ? later : best;
+  at = take ? code : at;
+}
+
+// The same with codes, at every position. A column's code says which row it is from: equal columns are won by the
+// earlier row, NaNs by the later one, so the answer is that of a row-major scan.
+template <class R> void coded_windows_everywhere(const Coded<typename R::V>& x, int64_t n, int64_t kernel,
+                                                 int64_t tap, const Coded<typename R::V>& dst) {
+  using V = typename R::V;
+  constexpr int N = wide<V>;
+  using C = UnsignedLike<V>;  // as wide as a value, so that one mask serves both
+  if constexpr (sizeof(V) >= 4) {
+    for (int64_t j = 0; j < n; j += N) {
+      Vec<V, N> best = read<V, N>(x.value + j);
+      Vec<C, N> at = converted<Vec<C, N>>(read<Code, N>(x.code + j));
+      for (int64_t t = 1; t < kernel; ++t) {
+        const Vec<V, N> later = read<V, N>(x.value + j + t * tap);
+        const Vec<C, N> code = converted<Vec<C, N>>(read<Code, N>(x.code + j + t * tap)) + C(t);
+        merge_columns<R>(later, code, best, at);
+      }
+      write(dst.value + j, best);
+      write(dst.code + j, converted<Vec<Code, N>>(at));
+    }
+    return;
+  }
+  for (int64_t first = 0; first < n; first += 64) {
+    const int64_t block = least(64, n - first);
+    const V* value = x.value + first;
+    const Code* code = x.code + first;
+    V* best = dst.value + first;
+    Code* at = dst.code + first;
+    for (int64_t j = 0; j < block; ++j) best[j] = value[j];
+    for (int64_t j = 0; j < block; ++j) at[j] = code[j];
+    for (int64_t t = 1; t < kernel; ++t) {
+      value += tap;
+      code += tap;
+      for (int64_t j = 0; j < block; ++j) merge_column<R>(value[j], code[j] + Code(t), best[j], at[j]);
+    }
+  }
+}
+
+// One window with codes; `lead` is the number of its first tap.
+template <class R> void coded_window_alone(const Coded<typename R::V>& x, int64_t taps, int64_t tap,
+                                           int64_t unit, Code lead, const Coded<typename R::V>& dst) {
+  using V = typename R::V;
+  constexpr int L = 8;
+  if constexpr (sizeof(V) >= 4) {
+    if (unit >= L) {
+      using C = UnsignedLike<V>;
+      for (int64_t from = 0; from < unit; from += L) {
+        const int64_t c = least(from, unit - L);  // the last ones may be done twice
+        Vec<V, L> best = read<V, L>(x.value + c);
+        Vec<C, L> at = converted<Vec<C, L>>(read<Code, L>(x.code + c)) + C(lead);
+        for (int64_t t = 1; t < taps; ++t) {
+          const Vec<C, L> code =
+              converted<Vec<C, L>>(read<Code, L>(x.code + c + t * tap)) + C(lead + Code(t));
+          merge_columns<R>(read<V, L>(x.value + c + t * tap), code, best, at);
+        }
+        write(dst.value + c, best);
+        write(dst.code + c, converted<Vec<Code, L>>(at));
+      }
+      return;
+    }
+  }
+  for (int64_t c = 0; c < unit; ++c) {
+    auto best = x.value[c];
+    Code at = x.code[c] + lead;
+    for (int64_t t = 1; t < taps; ++t)
+      merge_column<R>(x.value[c + t * tap], x.code[c + t * tap] + lead + Code(t), best, at);
+    dst.value[c] = best;
+    dst.code[c] = at;
   }
 }
 

@@ -221,6 +221,19 @@ template <class V> inline V odds(V a, V b) {
   return odds(a, b, std::make_integer_sequence<int, length_of<V>>{});
 }
 
+template <class V, int... I> inline V zip(V a, V b, std::integer_sequence<int, I...>, auto from) {
+  constexpr int n = length_of<V>;
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * n + decltype(from)::value)...);
+}
+// a0 b0 a1 b1 ...: the first and the second half.
+template <class V> inline V zip_lo(V a, V b) {
+  return zip(a, b, std::make_integer_sequence<int, length_of<V>>{}, std::integral_constant<int, 0>{});
+}
+template <class V> inline V zip_hi(V a, V b) {
+  return zip(a, b, std::make_integer_sequence<int, length_of<V>>{},
+             std::integral_constant<int, length_of<V> / 2>{});
+}
+
 template <int By, class V, int... I> inline V shifted(V a, V b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, I + By...);
 }

@@ -427,7 +427,7 @@ private:
         middle[w] = below;
       }
       const auto sum = [&](int w) __attribute__((always_inline)) {
-        return from_zero(down[w] + shifted<1>(down[w], down[w + 1]) + shifted<2>(down[w], down[w + 1]));
+        return down[w] + shifted<1>(down[w], down[w + 1]) + shifted<2>(down[w], down[w + 1]);
       };
       if (!p_.divide) {
         for (int w = 0; w < W; ++w) write(y + w * N, sum(w));
@@ -615,9 +615,9 @@ private:
       for (int64_t i = 0; i < rows; ++i) {
         const V *a = from + i * pitch, *b = x + i * pitch;
         const auto sum = [=](int64_t j) __attribute__((always_inline)) {
-          if (alone) return from_zero(read<V, N>(a + j));
+          if (alone) return read<V, N>(a + j);
           const Vn two = read<V, N>(a + j) + read<V, N>(a + j + shift);
-          return from_zero(odd ? two + read<V, N>(b + j + 2 * shift) : two);
+          return odd ? two + read<V, N>(b + j + 2 * shift) : two;
         };
         divide(outer_[r + i], sum, [&](auto&& f) __attribute__((always_inline)) { out(r + i, f); });
       }

@@ -172,7 +172,6 @@ private:
       Best best = tap(folded[0], folded[W - 1], 0, 0);
       for (int t = 1; t < K; ++t) across(tap(folded[0], folded[W - 1], t, t * col_code), best);
       if constexpr (!R::picks) {
-        best.value = from_zero(best.value);
         if (p_.divide) best.value /= by_ * V(p_.divisor ? 1 : most(1, share(rows_, o)));
       }
       if constexpr (spills)

@@ -370,7 +370,6 @@ private:
         const V outer = even ? V(1) : V(share(rows_, b.o + r));
         for (int w = 0; w < W; ++w) {
           Vn sum = down[w] + shifted<1>(down[w], down[w + 1]) + shifted<2>(down[w], down[w + 1]);
-          sum = from_zero(sum);
           if constexpr (even) {
             if (p_.divide) sum /= all;
           } else {

@@ -139,7 +139,6 @@ private:
           const int64_t at = least(l, lanes - N);
           for (int h = 0; h < 2; ++h) {
             Vn sum = read<V, N>(left + h * line + at) + read<V, N>(middle + h * line + at) + down(at, h);
-            sum = from_zero(sum);
             if (p_.divide) sum /= by[h];
             write(to[h] + at, sum);
           }

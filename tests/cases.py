@@ -323,22 +323,26 @@ class Case:
             return np.maximum(*spans) + (4 + np.abs(exponent)) * eps * np.abs(want) + tiny
 
 
-def same_bits(got: Array, want: Array) -> Array:
-    """Where two arrays of one dtype are bitwise equal; all NaNs are equal."""
+def same_bits(got: Array, want: Array, zeros: bool = False) -> Array:
+    """Where arrays of one dtype are bitwise equal; all NaNs are equal, with `zeros` both signs of zero."""
     if not is_float(want.dtype):
         return got == want
     bits = f"u{want.dtype.itemsize}"
-    return (got.view(bits) == want.view(bits)) | (np.isnan(got) & np.isnan(want))
+    same = (got.view(bits) == want.view(bits)) | (np.isnan(got) & np.isnan(want))
+    return same | ((got == 0) & (want == 0)) if zeros else same
 
 
 def assert_same(got: tuple[Array, ...], want: tuple[Array, ...], case: Case) -> None:
-    """Fail unless results are equal, or for averages of floats, each element is within its tolerance."""
+    """Fail unless results are equal, or for averages of floats, each element is within its tolerance.
+
+    Values without indices may have zeros of either sign.
+    """
     assert len(got) == len(want), f"{len(got)} results, not {len(want)}\n{case}"
     for have, need in zip(got, want, strict=True):
         assert have.dtype == need.dtype, f"{have.dtype}, not {need.dtype}\n{case}"
         assert have.shape == need.shape, f"{have.shape}, not {need.shape}\n{case}"
         tolerance = case.tolerance(need)
-        same = same_bits(have, need)
+        same = same_bits(have, need, zeros=len(got) == 1)
         if tolerance is not None:
             with np.errstate(invalid="ignore"):
                 distance = np.abs(have.astype(np.float64) - need.astype(np.float64))

@@ -87,11 +87,14 @@ def inner(a: Array, b: Array) -> float:
     return float((a.astype(np.float64) * b.astype(np.float64)).sum())
 
 
-def assert_exact(got: Array | tuple[Array, ...], want: Array | tuple[Array, ...]) -> None:
-    """Fail unless dtypes, shapes and bits are equal; all NaNs are equal."""
+def assert_exact(
+    got: Array | tuple[Array, ...], want: Array | tuple[Array, ...], signs: bool = False
+) -> None:
+    """Fail unless dtypes, shapes and bits are equal; NaNs are equal; without indices zeros have any sign."""
     for have, need in zip(as_tuple(got), as_tuple(want), strict=True):
         assert (have.dtype, have.shape) == (need.dtype, need.shape)
-        wrong = np.argwhere(~same_bits(np.ascontiguousarray(have), np.ascontiguousarray(need)))
+        zeros = len(as_tuple(got)) == 1 and not signs
+        wrong = np.argwhere(~same_bits(np.ascontiguousarray(have), np.ascontiguousarray(need), zeros))
         at = tuple(map(int, wrong[0])) if len(wrong) else ()
         assert len(wrong) == 0, f"{have[at]}, not {need[at]}, at {at}"
 

@@ -79,8 +79,8 @@ def test_worked_values():
     assert ndpool.max_pool1d(np.full((1, 3), -np.inf), 3, padding=1, stride=1, return_indices=True)[
         1
     ].tolist() == [[0, 0, 1]]
-    assert np.signbit(ndpool.max_pool1d(np.array([[-0.0, 0.0]]), 2)).all()
-    assert not np.signbit(ndpool.max_pool1d(np.array([[0.0, -0.0]]), 2)).any()
+    assert np.signbit(ndpool.max_pool1d(np.array([[-0.0, 0.0]]), 2, return_indices=True)[0]).all()
+    assert not np.signbit(ndpool.max_pool1d(np.array([[0.0, -0.0]]), 2, return_indices=True)[0]).any()
 
 
 def test_positional_flags():

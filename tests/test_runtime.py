@@ -77,10 +77,13 @@ AVERAGES = {
 
 
 def digest(calls, x):
-    """Hashes of the results of every call, by name."""
+    """Hashes of the results of every call, by name; without indices a zero may have either sign."""
     digests = {}
     for name, call in calls.items():
-        digests[name] = [hashlib.sha256(np.ascontiguousarray(a)).hexdigest() for a in as_tuple(call(x))]
+        found = as_tuple(call(x))
+        if len(found) == 1:
+            found = (np.where(found[0] == 0, 0, found[0]).astype(found[0].dtype),)
+        digests[name] = [hashlib.sha256(np.ascontiguousarray(a)).hexdigest() for a in found]
     return digests
 
 
@@ -272,7 +275,7 @@ import multiprocessing, os, signal, sys
 import torch
 
 torch.set_num_threads(2)
-x = torch.rand(8, 16, 128, 128)
+x = torch.rand(8, 16, 192, 192)
 want = torch.nn.functional.max_pool2d(x, 3, 2, 1).numpy()  # starts PyTorch's threads
 kind = sys.argv[1]
 
@@ -313,7 +316,7 @@ def test_tensors_use_the_threads_of_pytorch():
 import os, threading, torch, ndpool
 torch.set_num_threads(2)
 ndpool.set_num_threads(2)
-x = torch.rand(8, 16, 128, 128)
+x = torch.rand(8, 16, 192, 192)
 want = torch.nn.functional.max_pool2d(x, 3, 2, 1)
 count = lambda: len(os.listdir("/proc/self/task"))
 same = lambda: bool((ndpool.max_pool2d(x, 3, 2, 1) == want).all())
@@ -690,8 +693,9 @@ import torch, ndpool
 
 torch.set_num_threads(2)
 ndpool.set_num_threads(2)
-x = torch.rand(8, 16, 128, 128)
-want = x.numpy().reshape(8, 16, 64, 2, 64, 2).max((3, 5))
+x = torch.rand(8, 16, 192, 192)
+ndpool.max_pool2d(x[:1, :1, :2, :2], 2)  # imports what it needs, on this thread alone
+want = x.numpy().reshape(8, 16, 96, 2, 96, 2).max((3, 5))
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (int(sys.argv[1]) << 20),) * 2)
 try:

@@ -1,0 +1,426 @@
+// One handler for XLA's typed foreign function interface. A call is an array of integers, the attribute `call` that
+// frameworks/jax/native.py writes; arrays are XLA's own memory, dense and row-major. XLA runs it on its threads without
+// the GIL: no Python object is touched here. The few structs of XLA's stable C interface are declared below, so that the
+// build needs no JAX; sizes and versions are checked at run time, and whatever does not fit becomes an error of XLA.
+#include "jax_ffi.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+#include "../threads.h"
+
+namespace ndpool {
+namespace {
+
+// XLA's C interface, version 0.x. Every struct begins with its size and may grow at its end.
+namespace xla {
+
+struct Error;  // owned by XLA
+
+struct Extension {
+  size_t bytes;
+  int type;
+  Extension* next;
+};
+constexpr int metadata_extension = 1;
+
+struct Version {
+  size_t bytes;
+  Extension* extensions;
+  int major, minor;
+};
+
+struct Metadata {
+  size_t bytes;
+  Version version;
+  std::uint32_t traits;
+};
+
+struct MetadataExtension {
+  Extension base;
+  Metadata* metadata;
+};
+
+struct ErrorArguments {
+  size_t bytes;
+  Extension* extensions;
+  const char* message;
+  int code;
+};
+
+struct Api {
+  size_t bytes;
+  Extension* extensions;
+  Version version;
+  const void* internal;
+  Error* (*create_error)(ErrorArguments*);
+};
+
+struct Buffer {
+  size_t bytes;
+  Extension* extensions;
+  int type;
+  void* data;
+  int64_t rank;
+  int64_t* dims;
+};
+
+struct List {  // arguments or results
+  size_t bytes;
+  Extension* extensions;
+  int64_t size;
+  int* types;
+  void** items;
+};
+
+struct Span {
+  const char* data;
+  size_t size;
+};
+
+struct Attributes {
+  size_t bytes;
+  Extension* extensions;
+  int64_t size;
+  int* types;
+  Span** names;
+  void** items;
+};
+
+struct Array {
+  int type;
+  size_t size;
+  void* data;
+};
+
+struct Frame {
+  size_t bytes;
+  Extension* extensions;
+  const Api* api;
+  void* context;
+  int stage;
+  List arguments, results;
+  Attributes attributes;
+};
+
+constexpr int version_major = 0, version_minor = 1, stage_execute = 3;
+constexpr int is_buffer = 1, is_array = 1;
+constexpr int invalid_argument = 3, resource_exhausted = 8, internal = 13;
+constexpr int int64 = 5;
+// XLA's numbers of the dtypes, in the order of `Dtype`.
+constexpr int types[] = {1, 2, 6, 3, 7, 4, 8, 5, 9, 10, 16, 11, 12};
+
+}  // namespace xla
+
+constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+constexpr int64_t layout_version = 1;      // of the attribute `call`
+constexpr int64_t serial_bytes = 1 << 20;  // work of fewer bytes stays on one thread
+
+const std::atomic<const Kernels*>* chosen_kernels = nullptr;
+
+[[noreturn]] void refuse(const char* what) { throw std::invalid_argument(what); }
+
+// The numbers of the attribute, read in order and never beyond its end.
+class Words {
+public:
+  Words(const int64_t* data, size_t size) : at_(data), end_(data + size) {}
+
+  int64_t next() { return *take(1); }
+  int64_t within(int64_t lo, int64_t hi) {
+    const int64_t word = next();
+    if (word < lo || word > hi) refuse("a number of the call is out of range");
+    return word;
+  }
+  const int64_t* take(int64_t n) {
+    if (n < 0 || n > end_ - at_) refuse("the call is too short");
+    const int64_t* const from = at_;
+    at_ += n;
+    return from;
+  }
+  void finish() const {
+    if (at_ != end_) refuse("the call is too long");
+  }
+
+private:
+  const int64_t *at_, *end_;
+};
+
+// An array of XLA: its shape, and strides in bytes.
+struct Dense {
+  Dense(const xla::List& list, int64_t i, Dtype type) {
+    if (i >= list.size || list.types[i] != xla::is_buffer) refuse("a buffer is missing");
+    const auto* buffer = static_cast<const xla::Buffer*>(list.items[i]);
+    if (buffer->bytes < sizeof(xla::Buffer)) refuse("buffers are smaller than expected");
+    if (buffer->type != xla::types[int(type)]) refuse("a buffer has another dtype");
+    if (buffer->rank < 1 || buffer->rank > max_lead + max_axes) refuse("a buffer has too many axes");
+    item = sizes[int(type)];
+    data = static_cast<char*>(buffer->data);
+    if (reinterpret_cast<std::uintptr_t>(data) % std::uintptr_t(item)) refuse("a buffer is misaligned");
+    ndim = int(buffer->rank);
+    int64_t pitch = item;
+    for (int a = ndim - 1; a >= 0; --a) {
+      shape[a] = buffer->dims[a];
+      stride[a] = pitch;
+      pitch *= shape[a];
+    }
+  }
+
+  char* data;
+  int ndim;
+  int64_t item, shape[max_lead + max_axes], stride[max_lead + max_axes];
+};
+
+// A problem with what it points to.
+struct Work {
+  Problem p;
+  int pooled[max_axes];  // axes counted from the end: -1 is the last
+  bool backward = false;
+  int64_t results = 0, cost = 0;
+};
+
+void read_tables(Axis& axis, Words& words, int64_t n) {
+  if (n == 0) return;
+  if (n != axis.out) refuse("a table does not fit its axis");
+  axis.starts = words.take(n);
+  axis.counts = words.take(n);
+  for (int64_t o = 0; o < n; ++o)
+    if (axis.starts[o] < 0 || axis.counts[o] < 0 || axis.counts[o] > axis.kernel ||
+        axis.starts[o] > axis.size - axis.counts[o])
+      refuse("a window leaves the input");
+}
+
+void read_call(Work& work, Words words) {
+  Problem& p = work.p;
+  if (words.next() != layout_version) refuse("the call is of another version of ndpool");
+  work.backward = words.within(0, 1);
+  p.op = Op(words.within(0, int(Op::lp)));
+  p.extra = Extra(words.within(0, int(Extra::index64)));
+  p.x_type = Dtype(words.within(0, int(Dtype::f64)));
+  p.y_type = Dtype(words.within(0, int(Dtype::f64)));
+  p.divide = words.within(0, 1);
+  p.divisor = words.next();
+  p.norm = std::bit_cast<double>(words.next());
+  p.n_axes = int(words.within(1, max_axes));
+  int64_t taps = 1;
+  for (int a = 0; a < p.n_axes; ++a) {
+    Axis& axis = p.axes[a];
+    work.pooled[a] = int(words.within(-(max_lead + max_axes), -1));
+    axis.size = words.within(1, INT64_MAX);
+    axis.out = words.within(0, INT64_MAX);
+    axis.kernel = words.within(1, INT64_MAX);
+    axis.stride = words.within(1, INT64_MAX);
+    axis.step = words.within(1, INT64_MAX);
+    axis.origin = words.next();
+    axis.lo = words.next();
+    axis.hi = words.next();
+    axis.uncropped = words.within(1, INT64_MAX);
+    axis.cropped = words.within(0, INT64_MAX);
+    read_tables(axis, words, words.next());
+    if (__builtin_mul_overflow(taps, axis.kernel, &taps)) taps = INT64_MAX;
+  }
+  words.finish();
+  if (p.extra != Extra::none && taps > int64_t(UINT32_MAX)) refuse("the window is too large for indices");
+  if (p.extra == Extra::offset8 && taps > 256) refuse("the window needs wider offsets");
+}
+
+// An array of the problem; `outputs`: with the sizes of the plan's outputs, not its inputs.
+struct Member {
+  Array* array;
+  const Dense* dense;
+  bool outputs;
+};
+
+// Strides of pooled axes, of a channel axis last in memory (`lane_of` decides), and of what is left: the planes.
+void lay_out(Work& work, const std::vector<Member>& members, const Member& lane_of) {
+  Problem& p = work.p;
+  const Dense& first = *members[0].dense;
+  bool is_pooled[max_lead + max_axes] = {};
+  for (int a = 0; a < p.n_axes; ++a) {
+    const int at = first.ndim + work.pooled[a];
+    if (at < 0 || is_pooled[at]) refuse("an axis is out of range");
+    is_pooled[at] = true;
+    for (const Member& m : members) {
+      const int64_t extent = m.outputs ? p.axes[a].out : p.axes[a].size;
+      if (m.dense->ndim != first.ndim || m.dense->shape[at] != extent)
+        refuse("an array does not fit the call");
+      m.array->pooled[a] = m.dense->stride[at];
+    }
+  }
+  for (const Member& m : members) m.array->data = m.dense->data;
+  const bool rows_packed = lane_of.array->pooled[p.n_axes - 1] == lane_of.dense->item;
+  for (int a = 0; a < first.ndim; ++a) {
+    if (is_pooled[a]) continue;
+    const int64_t extent = first.shape[a];
+    for (const Member& m : members)
+      if (m.dense->shape[a] != extent) refuse("leading axes differ");
+    if (extent == 1) continue;
+    if (lane_of.dense->stride[a] == lane_of.dense->item && !rows_packed && extent >= 8) {
+      p.lanes = extent;
+      for (const Member& m : members) m.array->lane = m.dense->stride[a];
+      continue;
+    }
+    p.planes *= extent;
+    bool joins = p.n_lead > 0;
+    for (const Member& m : members)
+      joins = joins && m.array->lead[p.n_lead - 1] == extent * m.dense->stride[a];
+    const int at = joins ? p.n_lead - 1 : p.n_lead++;
+    p.lead_shape[at] = joins ? p.lead_shape[at] * extent : extent;
+    for (const Member& m : members) m.array->lead[at] = m.dense->stride[a];
+  }
+  // The stride of an axis with one element is what it would be in memory without gaps: engines look at it.
+  for (const Member& m : members) {
+    int64_t pitch = p.lanes > 1 ? m.array->lane * p.lanes : m.dense->item;
+    for (int a = p.n_axes - 1; a >= 0; --a) {
+      const int64_t extent = m.outputs ? p.axes[a].out : p.axes[a].size;
+      if (extent == 1) m.array->pooled[a] = pitch;
+      pitch = m.array->pooled[a] * extent;
+    }
+  }
+}
+
+void measure(Work& work) {
+  Problem& p = work.p;
+  double inputs = double(p.planes) * double(p.lanes), outputs = inputs, taps = 0;
+  work.results = p.planes * p.lanes;
+  for (int a = 0; a < p.n_axes; ++a) {
+    const int64_t extent = work.backward ? p.axes[a].size : p.axes[a].out;
+    if (a + 1 < p.n_axes) p.rows *= extent;
+    work.results *= extent;
+    inputs *= double(p.axes[a].size);
+    outputs *= double(p.axes[a].out);
+    taps += double(p.axes[a].kernel);
+  }
+  const double bytes = std::max(inputs + outputs, outputs * taps) * double(sizes[int(p.x_type)]);
+  work.cost = int64_t(std::min(1e18, bytes));
+}
+
+Kernel find_kernel(const Work& work) {
+  int n;
+  const Kernels* const* sets = available_kernels(n);
+  Kernel found;
+  for (int i = int(std::find(sets, sets + n, chosen_kernels->load()) - sets); i < n && !found.run; ++i)
+    found = work.backward ? sets[i]->backward(work.p) : sets[i]->forward(work.p);
+  if (!found.run) throw std::runtime_error("no kernel for this problem");
+  return found;
+}
+
+void run(Work& work) {
+  Problem& p = work.p;
+  if (!work.results) return;
+  const Kernel kernel = find_kernel(work);
+  kernel.prepare(p);
+  const int64_t scratch = (p.scratch + 127) / 64 * 64;
+  const int workers =
+      work.cost < serial_bytes ? 1 : std::max(1, int(std::min<int64_t>(num_threads(), p.units)));
+  std::unique_ptr<char[]> memory(new char[size_t(scratch) * size_t(workers) + 64]);
+  char* const at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
+  if (workers == 1) return kernel.run(p, 0, p.units, at);
+  parallel_for(p.units, workers, [&](int worker, int64_t begin, int64_t end) {
+    kernel.run(p, begin, end, at + worker * scratch);
+  });
+}
+
+// XLA's threads treat subnormal numbers as zero, which would make them ties; kernels keep them, as everywhere else.
+class Subnormals {
+public:
+#if defined(__SSE__)
+  Subnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~flushing); }
+  ~Subnormals() { _mm_setcsr(before_); }
+  Subnormals(const Subnormals&) = delete;
+
+private:
+  static constexpr unsigned flushing = 0x8040;  // flush results to zero, read operands as zero
+  unsigned before_;
+#else
+  Subnormals() {}
+#endif
+};
+
+constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
+
+Words find_call(const xla::Attributes& attributes) {
+  for (int64_t i = 0; i < attributes.size; ++i) {
+    const xla::Span& name = *attributes.names[i];
+    if (name.size != 4 || std::memcmp(name.data, "call", 4) != 0) continue;
+    const auto* array = static_cast<const xla::Array*>(attributes.items[i]);
+    if (attributes.types[i] != xla::is_array || array->type != xla::int64) break;
+    return Words(static_cast<const int64_t*>(array->data), array->size);
+  }
+  refuse("the call is missing");
+}
+
+void pool(const xla::Frame& frame) {
+  Work work;
+  Problem& p = work.p;
+  read_call(work, find_call(frame.attributes));
+  const bool extra = p.extra != Extra::none;
+  const Dense x(frame.arguments, 0, p.x_type), y(frame.results, 0, p.y_type);
+  std::vector<Member> members{{&p.x, &x, work.backward}, {&p.y, &y, !work.backward}};
+  std::unique_ptr<Dense> third;
+  if (extra) {
+    third = std::make_unique<Dense>(work.backward ? frame.arguments : frame.results, 1,
+                                    extra_types[int(p.extra)]);
+    members.push_back({&p.extra_array, third.get(), true});
+  }
+  lay_out(work, members, members[work.backward ? 1 : 0]);
+  measure(work);
+  const Subnormals kept;
+  run(work);
+}
+
+xla::Error* error(const xla::Frame* frame, int code, const char* what) {
+  const std::string message = std::string("ndpool: ") + what;
+  xla::ErrorArguments arguments{sizeof(arguments), nullptr, message.c_str(), code};
+  return frame->api->create_error(&arguments);
+}
+
+// XLA asks for the version of the interface once, when the handler is registered.
+bool told_version(const xla::Frame* frame) {
+  for (xla::Extension* e = frame->extensions; e; e = e->next) {
+    if (e->type != xla::metadata_extension) continue;
+    xla::Metadata* metadata = reinterpret_cast<xla::MetadataExtension*>(e)->metadata;
+    metadata->version.major = frame->api ? frame->api->version.major : xla::version_major;
+    metadata->version.minor = frame->api ? frame->api->version.minor : xla::version_minor;
+    metadata->traits = 0;
+    return true;
+  }
+  return false;
+}
+
+xla::Error* handle(xla::Frame* frame) {
+  if (told_version(frame)) return nullptr;
+  if (frame->bytes < offsetof(xla::Frame, attributes) + sizeof(xla::Attributes) ||
+      frame->api->version.major != xla::version_major)
+    return error(frame, xla::internal, "this version of XLA's foreign function interface is not supported");
+  if (frame->stage != xla::stage_execute) return nullptr;
+  try {
+    pool(*frame);
+  } catch (const std::bad_alloc&) {
+    return error(frame, xla::resource_exhausted, "no memory for a kernel's scratch");
+  } catch (const std::invalid_argument& fault) {
+    return error(frame, xla::invalid_argument, fault.what());
+  } catch (const std::exception& fault) {
+    return error(frame, xla::internal, fault.what());
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+void* jax_handler(const std::atomic<const Kernels*>& chosen) {
+  chosen_kernels = &chosen;
+  return reinterpret_cast<void*>(&handle);
+}
+
+}  // namespace ndpool

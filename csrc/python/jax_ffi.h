@@ -1,0 +1,13 @@
+// The core as a target of XLA's foreign function interface, for JAX arrays on the CPU.
+#pragma once
+
+#include <atomic>
+
+#include "../kernels.h"
+
+namespace ndpool {
+
+// The address of the handler that XLA calls; `chosen` is the set of kernels in use and must outlive every call.
+void* jax_handler(const std::atomic<const Kernels*>& chosen);
+
+}  // namespace ndpool

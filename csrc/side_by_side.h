@@ -1,0 +1,295 @@
+// Planes side by side: a few planes are transposed, so that elements of different planes become neighbours, pooled as
+// channels-last arrays are, and transposed back. Rows too short for a vector, windows of any kind and the reductions
+// that have no loop of their own along a row run on full vectors that way, forward and backward.
+#pragma once
+
+#include "forward.h"
+#include "kernels.h"
+#include "simd.h"
+
+namespace ndpool {
+namespace {
+
+// An array of a problem while its planes are side by side.
+struct Transposed {
+  const Array* from;
+  Array Problem::* to;
+  int64_t item;
+  Over over;
+  bool read, written;
+};
+
+inline int64_t size_of(Dtype type) {
+  constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+  return sizes[int(type)];
+}
+
+inline int64_t size_of(Extra extra) { return extra == Extra::offset8 ? 1 : extra == Extra::offset32 ? 4 : 8; }
+
+// The elements of a plane: `runs` pieces of `length` neighbours.
+class Runs {
+public:
+  Runs(const Problem& p, const Array& array, int64_t item, Over over) {
+    int a = p.n_axes - 1;
+    length = extent(p.axes[a], over);
+    even = length == 1 || array.pooled[a] == item;
+    step = array.pooled[a];
+    while (even && --a >= 0 && (extent(p.axes[a], over) == 1 || array.pooled[a] == length * item))
+      length *= extent(p.axes[a], over);
+    if (!even) --a;
+    for (; a >= 0; --a) {
+      sizes_[n_outer_] = extent(p.axes[a], over);
+      steps_[n_outer_++] = array.pooled[a];
+    }
+    for (int k = 0; k < n_outer_; ++k) count *= sizes_[k];
+  }
+
+  // From a plane's beginning to that of its run r, in bytes.
+  int64_t at(int64_t r) const {
+    int64_t offset = 0;
+    for (int k = 0; k < n_outer_; ++k) {
+      offset += r % sizes_[k] * steps_[k];
+      r /= sizes_[k];
+    }
+    return offset;
+  }
+
+  int64_t count = 1, length, step;
+  bool even;  // a run's elements have no gaps
+
+private:
+  int n_outer_ = 0;
+  int64_t sizes_[max_axes], steps_[max_axes];
+};
+
+// Square blocks are transposed in registers: as many elements as a vector has, 16 at most.
+template <class T> constexpr int block_lanes = least(16, wide<T>);
+
+template <class T, int B> __attribute__((always_inline)) inline void transpose(Vec<T, B> (&rows)[B]) {
+  for (int m = 1; m < B; m *= 2) {
+    Vec<T, B> mixed[B];
+    for (int k = 0; k < B / 2; ++k) {
+      mixed[2 * k] = zip_lo(rows[k], rows[k + B / 2]);
+      mixed[2 * k + 1] = zip_hi(rows[k], rows[k + B / 2]);
+    }
+    for (int k = 0; k < B; ++k) rows[k] = mixed[k];
+  }
+}
+
+// Runs of `n` elements of `planes` planes to rows of `lanes` neighbours. `end`: no vector reads from there on.
+template <class T> void gather_run(const char* const* plane, int64_t planes, int64_t at, int64_t n,
+                                   int64_t step, T* to, int64_t lanes, const char* end) {
+  constexpr int B = block_lanes<T>;
+  int64_t l = 0;
+  if (step == sizeof(T))
+    for (; l + B <= planes; l += B) {
+      if (n < B) {
+        bool inside = true;
+        for (int k = 0; k < B; ++k) inside &= plane[l + k] + at + B * int64_t(sizeof(T)) <= end;
+        if (!inside) break;
+      }
+      for (int64_t j = 0; j < n; j += B) {
+        const int64_t first = n < B ? 0 : least(j, n - B);
+        Vec<T, B> rows[B];
+        for (int k = 0; k < B; ++k)
+          rows[k] = read<T, B>(reinterpret_cast<const T*>(plane[l + k] + at) + first);
+        transpose<T, B>(rows);
+        const int kept = int(least(B, n - first));
+        for (int k = 0; k < kept; ++k) write(to + (first + k) * lanes + l, rows[k]);
+      }
+    }
+  for (; l < planes; ++l)
+    for (int64_t j = 0; j < n; ++j) to[j * lanes + l] = *reinterpret_cast<const T*>(plane[l] + at + j * step);
+}
+
+template <class T> void scatter_run(const T* from, int64_t lanes, char* const* plane, int64_t planes,
+                                    int64_t at, int64_t n, int64_t step) {
+  constexpr int B = block_lanes<T>;
+  int64_t l = 0;
+  if (step == sizeof(T) && n >= B)
+    for (; l + B <= planes; l += B)
+      for (int64_t j = 0; j < n; j += B) {
+        const int64_t first = least(j, n - B);
+        Vec<T, B> rows[B];
+        for (int k = 0; k < B; ++k) rows[k] = read<T, B>(from + (first + k) * lanes + l);
+        transpose<T, B>(rows);
+        for (int k = 0; k < B; ++k) write(reinterpret_cast<T*>(plane[l + k] + at) + first, rows[k]);
+      }
+  for (; l < planes; ++l)
+    for (int64_t j = 0; j < n; ++j) *reinterpret_cast<T*>(plane[l] + at + j * step) = from[j * lanes + l];
+}
+
+template <Over work> struct SideBySide {
+  static constexpr const char* engine = "side_by_side";
+  static constexpr int64_t near = 24 * 1024, far = 512 * 1024;  // bytes: L1, L2
+  static constexpr int most_lanes = 64;
+  using Choose = Kernel (*)(const Problem&);
+
+  static int arrays(const Problem& p, Transposed (&list)[4]) {
+    int n = 0;
+    const bool forward = work == Over::outputs;
+    const int64_t x = size_of(p.x_type), y = size_of(p.y_type);
+    list[n++] = {&p.x, &Problem::x, x, forward ? Over::inputs : Over::outputs, true, false};
+    list[n++] = {&p.y, &Problem::y, y, work, !forward && p.op == Op::lp, true};
+    if (p.extra != Extra::none)
+      list[n++] = {&p.extra_array, &Problem::extra_array, size_of(p.extra), Over::outputs, !forward, forward};
+    if (!forward && p.op == Op::lp) list[n++] = {&p.aux, &Problem::aux, y, Over::outputs, true, false};
+    return n;
+  }
+
+  static int64_t plane_elements(const Problem& p, Over over) {
+    int64_t n = 1;
+    for (int a = 0; a < p.n_axes; ++a) n *= extent(p.axes[a], over);
+    return n;
+  }
+
+  static int64_t plane_bytes(const Problem& p) {
+    Transposed list[4];
+    int64_t bytes = 0;
+    for (int k = arrays(p, list) - 1; k >= 0; --k) bytes += plane_elements(p, list[k].over) * list[k].item;
+    return bytes;
+  }
+
+  // Lanes: those of a vector of the compute type, several where they fit into L1 and there are so many planes.
+  static int64_t lanes_of(const Problem& p) {
+    const int64_t compute = most(4, most(size_of(p.x_type), size_of(p.y_type)));
+    const bool bytes = p.op != Op::sum && p.extra == Extra::none && size_of(p.x_type) < 4;
+    int64_t lanes = vector_bytes / (bytes ? (p.x_type < Dtype::f16 ? size_of(p.x_type) : 4) : compute);
+    lanes = most(lanes, 8);
+    const int64_t plane = plane_bytes(p);
+    while (lanes < most_lanes && 2 * lanes <= p.planes && 2 * lanes * plane <= near) lanes *= 2;
+    return lanes;
+  }
+
+  static bool serves(const Problem& p) {
+    if (p.lanes != 1) return false;
+    for (int a = 0; a < p.n_axes; ++a)
+      if (p.axes[a].table_stride) return false;
+    const int64_t lanes = lanes_of(p);
+    return 2 * p.planes >= lanes && lanes * plane_bytes(p) <= far;
+  }
+
+  static void prepare(Problem& p) {
+    p.tile = lanes_of(p);
+    p.tiles = 1;
+    p.units = ceil_div(p.planes, p.tile);
+    Problem inner = inside(p);
+    chosen(inner).prepare(inner);
+    p.scratch = inner.scratch + 64;
+    Transposed list[4];
+    for (int k = arrays(p, list) - 1; k >= 0; --k)
+      p.scratch += Scratch::bytes<char>(plane_elements(p, list[k].over) * p.tile * list[k].item);
+  }
+
+  static Kernel chosen(const Problem& inner);
+
+  static Problem inside(const Problem& p) {
+    Problem inner;
+    inner.op = p.op;
+    inner.extra = p.extra;
+    inner.x_type = p.x_type;
+    inner.y_type = p.y_type;
+    inner.n_axes = p.n_axes;
+    for (int a = 0; a < p.n_axes; ++a) {
+      inner.axes[a] = p.axes[a];
+      if (a + 1 < p.n_axes) inner.rows *= extent(p.axes[a], work);
+    }
+    inner.lanes = p.tile;
+    inner.divisor = p.divisor;
+    inner.divide = p.divide;
+    inner.norm = p.norm;
+    inner.stops = p.stops;
+    inner.watch = p.watch;
+    Transposed list[4];
+    for (int k = arrays(p, list) - 1; k >= 0; --k) {
+      Array& array = inner.*list[k].to;
+      array.lane = list[k].item;
+      int64_t pitch = list[k].item * p.tile;
+      for (int a = p.n_axes - 1; a >= 0; --a) {
+        array.pooled[a] = pitch;
+        pitch *= extent(p.axes[a], list[k].over);
+      }
+    }
+    return inner;
+  }
+
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    Scratch scratch(memory);
+    const int64_t lanes = p.tile;
+    Problem inner = inside(p);
+    const Kernel kernel = chosen(inner);
+    Transposed list[4];
+    const int n = arrays(p, list);
+    for (int k = 0; k < n; ++k)
+      (inner.*list[k].to).data = scratch.take<char>(plane_elements(p, list[k].over) * lanes * list[k].item);
+    kernel.prepare(inner);
+    char* inner_scratch = scratch.take<char>(inner.scratch);
+    for (int64_t group = begin; group < end; ++group) {
+      const int64_t first = group * lanes, planes = least(lanes, p.planes - first);
+      for (int k = 0; k < n; ++k)
+        if (list[k].read) gather(p, list[k], inner, first, planes);
+      kernel.run(inner, 0, inner.units, inner_scratch);
+      if (p.stopped()) return;
+      for (int k = 0; k < n; ++k)
+        if (list[k].written) scatter(p, list[k], inner, first, planes);
+    }
+  }
+
+private:
+  static void locate(const Problem& p, const Array& array, int64_t first, int64_t planes, char** plane) {
+    for (int64_t l = 0; l < planes; ++l)
+      plane[l] = p.n_lead == 1 ? array.data + (first + l) * array.lead[0] : plane_of(p, array, first + l);
+  }
+
+  // Calls f with a number as wide as the array's elements.
+  template <class F> static void by_width(int64_t item, F&& f) {
+    if (item == 1)
+      f(std::uint8_t{});
+    else if (item == 2)
+      f(std::uint16_t{});
+    else if (item == 4)
+      f(std::uint32_t{});
+    else
+      f(std::uint64_t{});
+  }
+
+  static void gather(const Problem& p, const Transposed& t, const Problem& inner, int64_t first,
+                     int64_t planes) {
+    char* plane[most_lanes];
+    locate(p, *t.from, first, planes, plane);
+    const Runs runs(p, *t.from, t.item, t.over);
+    const char* end = readable_end(p, *t.from, t.item, t.over);
+    char* to = (inner.*t.to).data;
+    if (planes < inner.lanes)  // lanes without a plane hold zeros
+      __builtin_memset(to, 0, size_t(plane_elements(p, t.over) * inner.lanes * t.item));
+    by_width(t.item, [&](auto width) {
+      using T = decltype(width);
+      T* at = reinterpret_cast<T*>(to);
+      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)
+        gather_run<T>(plane, planes, runs.at(r), runs.length, runs.even ? int64_t(sizeof(T)) : runs.step, at,
+                      inner.lanes, end);
+    });
+  }
+
+  static void scatter(const Problem& p, const Transposed& t, const Problem& inner, int64_t first,
+                      int64_t planes) {
+    char* plane[most_lanes];
+    locate(p, *t.from, first, planes, plane);
+    const Runs runs(p, *t.from, t.item, t.over);
+    const char* from = (inner.*t.to).data;
+    if (plane_elements(p, t.over) == 1 && p.n_lead == 1 && t.from->lead[0] == t.item) {
+      __builtin_memcpy(plane[0], from, size_t(planes * t.item));
+      return;
+    }
+    by_width(t.item, [&](auto width) {
+      using T = decltype(width);
+      const T* at = reinterpret_cast<const T*>(from);
+      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)
+        scatter_run<T>(at, inner.lanes, plane, planes, runs.at(r), runs.length,
+                       runs.even ? int64_t(sizeof(T)) : runs.step);
+    });
+  }
+};
+
+}  // namespace
+}  // namespace ndpool
