@@ -30,7 +30,7 @@ from fences import pages, poisoned_results
 from ndpool import _record, geometry
 from ndpool._cache import cache
 from ndpool._call import Call
-from ndpool._triton import backward, decompose, launch, strip, tuning
+from ndpool._triton import backward, decompose, driver, launch, strip, tuning
 from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import layout_of
 from ndpool.frameworks.torch import cuda, kernels, tensors
@@ -251,7 +251,7 @@ def test_kinds_start_every_kernel(monkeypatch):
     for module in iter_modules(triton_sources.__path__):
         names = vars(import_module(f"{triton_sources.__name__}.{module.name}"))
         found |= {name.removesuffix("_kernel") for name in names if name.endswith("_kernel")}
-    assert found - {name for name, *_ in kinds} == {"claim", "settle"}  # unpooling
+    assert found - {name for name, *_ in kinds} == {"claim", "settle", "norm_quotient"}  # started directly
 
 
 def start(name, shape, args, layout):
@@ -454,6 +454,21 @@ def test_warmup():
     assert after[1] == between[1]
 
 
+def test_launch_structures():
+    """`CUlaunchConfig` and `CUlaunchAttribute` as the driver's header lays them out on 64-bit machines."""
+    assert (ctypes.sizeof(driver._Config), ctypes.sizeof(driver._Attribute)) == (56, 72)
+    places = {name: getattr(driver._Config, name).offset for name, _ in driver._Config._fields_}
+    assert places == {
+        "grid": 0,
+        "block": 12,
+        "shared": 24,
+        "stream": 32,
+        "attributes": 40,
+        "n_attributes": 48,
+    }
+    assert driver._Attribute.value.offset == 8
+
+
 def test_errors_do_not_depend_on_history():
     """2, 2.0 and True are equal: a cached call must not make the others legal."""
     x = torch.randn(1, 2, 8, 8).to(DEVICE)
@@ -592,7 +607,19 @@ def test_zeros_of_both_signs(monkeypatch, args, layout, large):
 
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(
-    "args", [(2.0, 5, 5), (2.0, (13, 4), (14, 4)), (2.0, 5, 2), (2.0, 3, 1), (3.0, 2)], ids=str
+    "args",
+    [
+        (2.0, 5, 5),
+        (2.0, (13, 4), (14, 4)),
+        (2.0, 5, 2),
+        (2.0, 3, 1),
+        (2.0, (7, 6), 1, True),
+        (2.0, (3, 2), (2, 3), True),
+        (2.0, (15, 17)),
+        (2.0, (3, 1), 1),
+        (3.0, 2),
+    ],
+    ids=str,
 )
 def test_norms(last, args):
     """In one kernel and in several, as PyTorch computes them in float64."""

@@ -185,6 +185,26 @@ def kernels_of_sizes(
     return found
 
 
+# Regular windows of contiguous images: arguments, and how many kernels their sizes may choose from. A row's
+# length modulo a vector chooses, and where rows are shared, whether there are enough of them.
+WINDOWS = {"2x2": ((2, 2, 0, 1, False), 3), "3x3": ((3, 2, 1, 1, False), 6), "5x5": ((5, 1, 2, 1, False), 6)}
+
+
+def count_windows(n: int) -> int:
+    """Print how many kernels max pooling of n sizes needs; return how many rows exceed their limit."""
+    failures = 0
+    for (name, (args, most)), part in product(WINDOWS.items(), ("values", "offsets")):
+        rng = np.random.default_rng(6)
+        with counting() as made:
+            for _ in range(n):
+                shape = (int(rng.integers(1, 17)), 64, *map(int, rng.integers(24, 257, 2)))
+                call(shape, geometry.plan("max_pool2d", shape[2:], args, True), parts=(part,))
+        many = len(made) > most
+        failures += many
+        print(f"max {name}, {part}: {len(made)}{' TOO MANY' * many}", flush=True)
+    return failures
+
+
 def count(n: int, most: int) -> int:
     """Print how many kernels n sizes need; return how many rows exceed `most`."""
     failures = 0
@@ -285,7 +305,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=4, help="kernels that a function may need")
     options = parser.parse_args()
     if options.sizes:
-        return 1 if count(options.sizes, options.most) else 0
+        return 1 if count(options.sizes, options.most) + count_windows(options.sizes) else 0
     failures, begun, done = 0, time.monotonic(), 0
     with compiling(options.whole) as made:
         refused_once()

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ndpool._bench import CASES, cuda, cuda_report
+from ndpool._bench import CASES, cuda, cuda_random, cuda_report
 from ndpool._bench.cuda_cases import CUDA_CASES
 from ndpool._cli import main
 
@@ -85,3 +85,44 @@ def test_answers_are_compared_in_every_element():
     assert cuda.compare(mean, (other,), (one,)) is None
     other[0, 1] = float("nan")
     assert "first at (0, 1)" in cuda.compare(mean, (other,), (one,))
+
+
+def test_random_cases():
+    """The same seed draws the same cases: every function, dtype, layout and direction, none too large."""
+    drawn = cuda_random.draw(150, 3)
+    assert drawn == cuda_random.draw(150, 3)
+    assert drawn[:20] != cuda_random.draw(20, 4)
+    assert len({case.function for case in drawn}) == 15
+    assert {case.dtype for case in drawn} == {"float32", "bfloat16", "float16"}
+    assert {case.layout for case in drawn} == {"NCHW", "NHWC"}
+    assert {case.mode for case in drawn} == {"values", "indices", "backward"}
+    for case in drawn:
+        assert case.shape[0] <= 256
+        assert case.shape[1] <= 2048
+        assert max(case.sizes) <= 512
+        assert case.moved <= 2**30
+        small = case.reduced()
+        x = torch.ones(small.shape)
+        assert getattr(torch.nn.functional, case.function)(x, **case.arguments).shape == small.out_shape
+
+
+def test_report_of_random_cases(document):
+    for result in document["results"]:
+        result |= {"call": "max_pool2d()", "shape": [1, 2], "layout": "NHWC", "mode": "values"}
+    document["results"][0]["mode"] = "backward"
+    text = cuda_random.text(document | {"seed": 5})
+    assert text.startswith("5 random cases, seed 5; GPU")
+    assert "forward: 3 cases, 50% of a copy" in text
+    assert "2.29 x PyTorch over 3, 0 below 1.0" in text
+    assert "0.50 x torch.compile over 1, 1 below 0.97" in text
+    assert (
+        "4.00 x      1.2 us,  80% of a copy  max_pool2d() of (1, 2) float32 channels-last, backward" in text
+    )
+
+
+def test_mistakes_of_peers_may_be_larger():
+    """PyTorch adds gradients of half types in half precision; ndpool does not."""
+    case = next(case for case in CUDA_CASES if case.reduction == "avg" and case.dtype == "bfloat16")
+    one = torch.ones(2, 2, dtype=torch.float64)
+    assert "first at (0, 0)" in cuda.compare(case, (one * 1.1,), (one,))
+    assert cuda.compare(case, (one * 1.1,), (one,), slack=64) is None

@@ -53,8 +53,13 @@ class Case:
         return self.function == "pool"
 
     @property
+    def is_norm(self) -> bool:
+        """Whether it is Lp pooling, whose backward pass reads input and output."""
+        return self.function.startswith("lp_pool")
+
+    @property
     def reduction(self) -> str:
-        """The name of the reduction: max or avg."""
+        """The name of the reduction: max or avg; Lp pooling counts as avg."""
         return str(self.arguments.get("reduce", "max" if "max" in self.function else "avg"))
 
     @property
@@ -74,7 +79,7 @@ class Case:
         if "output_size" in given:
             return geometry.adaptive(self.function, self.sizes, given["output_size"])
         kernel = given["window" if self.general else "kernel_size"]
-        window = (kernel, given.get("stride"), given.get("padding", 0), 1)
+        window = (kernel, given.get("stride"), given.get("padding", 0), given.get("dilation", 1))
         ceil = given.get("ceil_mode", False)
         return geometry.sliding(self.function, self.sizes, *window, ceil, strict=not self.general)
 
@@ -126,6 +131,8 @@ class Case:
         """The minimum memory traffic in bytes: each input read once, each output written once."""
         item = 2 if self.dtype == "bfloat16" else np.dtype(self.dtype).itemsize
         n_out = prod(self.out_shape)
+        if self.mode == "backward" and self.is_norm:
+            return 2 * item * (prod(self.shape) + n_out)
         if self.mode == "backward":
             return prod(self.shape) * item + n_out * (item + (self.reduction == "max"))
         return prod(self.shape) * item + n_out * (item + _INDEX_BYTES[self.mode])

@@ -37,6 +37,7 @@ from ndpool._triton.launch import (
     optional,
     packed,
     runs,
+    simplified,
     tables,
     three_axes,
     transposed_tables,
@@ -50,38 +51,63 @@ from ndpool.geometry import AxisPlan, Plan
 
 @lru_cache(1024)
 def backward(
-    plan: Plan, axes: tuple[int, ...], arrays: Arrays, has_index: bool, divides: bool, divisor: int
+    plan: Plan,
+    axes: tuple[int, ...],
+    arrays: Arrays,
+    has_index: bool,
+    divides: bool,
+    divisor: int,
+    scaled: bool = False,
 ) -> Launch | None:
-    """Return the launcher that writes the gradient of the input, or None if `grad` must be packed first."""
+    """Return the launcher that writes the gradient of the input, or None if `grad` must be packed first.
+
+    With `scaled`, the kernel multiplies by the input, laid out as its gradient, which it gets in place of
+    offsets; None if another kernel is faster even with a multiplication of its own.
+    """
     dtype, _, device, aligned = arrays[4:]
-    memory: Any = arrays[:4]
-    if arrays.stride[axes[-1]] == 1 or by_channels(plan, axes, arrays.shape, arrays.stride):
-        plan, axes, *memory = merged(plan, axes, *memory)
-    layout = layout_of(axes, *memory)
-    if layout is None:
+    shorter = simplified(plan, axes, has_index or not divides, size_1=True)
+    for windows in (shorter, (plan, axes)):
+        plan, axes = windows
+        memory: Any = arrays[:4]
+        if arrays.stride[axes[-1]] == 1 or by_channels(plan, axes, arrays.shape, arrays.stride):
+            plan, axes, *memory = merged(plan, axes, *memory)
+        layout = layout_of(axes, *memory)
+        if layout is not None:
+            break
+    else:
         return None
     three = three_axes(plan)
     size = dtype.itemsize if aligned else 10**9
     divide, by = divide_by(three, divides, divisor)
     common = {
         "HAS_INDEX": has_index,
+        "SCALED": scaled,
         "DIVIDE": divide,
         "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
     } | layout_constants(layout)
     last = three[2]
-    if whole_planes(three, layout) and layout.leads < 2 and layout.input_strides[1] in (0, last.size):
+    ones = is_dense(three) and all(a.stride == 1 for a in three)
+    if scaled and (plan.out == (1,) * len(axes) or (ones and plan.taps > tuning.FUSED_TAPS)):
+        return None
+    if (
+        not scaled
+        and whole_planes(three, layout)
+        and layout.leads < 2
+        and layout.input_strides[1] in (0, last.size)
+    ):
         return plane_backward(
             last.size, last.size * layout.sizes[1], layout.output_strides[1], size, by, common
         )
-    if rows := rows_of_channels(three, layout):
+    if not scaled and (rows := rows_of_channels(three, layout)):
         return channels_backward(layout, rows, size, by, common)
     if has_index and _scatters(three, layout, size):
         return _scatter(three, layout, size, common, device)
-    if not has_index and divide != 2 and is_dense(three) and all(a.stride == 1 for a in three):
+    if not has_index and not scaled and divide != 2 and ones:
         shapes = dict(zip(Arrays._fields, memory, strict=False))
         return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by)
     found = None
-    if not has_index and unpadded(three) and not (is_dense(three) and prod(a.stride for a in three) < 16):
+    sums = not has_index and not scaled and unpadded(three)
+    if sums and not (is_dense(three) and prod(a.stride for a in three) < 16):
         found = region_backward(three, layout, size, by, common, device)
     if found is None and is_dense(three):
         rows_only = (
@@ -101,13 +127,20 @@ def backward(
 def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
     """Whether windows are so large that zeros and a scatter take less time than a gather."""
     dense, last = is_dense(axes), axes[2]
-    if layout.channels and (dense or unpadded(axes)):
-        return False  # gathers read full vectors of channels
+    overlaps = [max_overlap(a) for a in axes]
+    # Gathers read full vectors of channels, unless channels are no multiple of a vector. Those of windows
+    # that overlap much visit them one after the other.
+    narrow = layout.channels and channel_vector(layout, itemsize) * itemsize < 8
+    slow = not dense and (narrow or max(overlaps) > 2)
+    if layout.channels and (dense or unpadded(axes)) and not slow:
+        return False
     # Blocks of short rows and an odd stride are written element by element, in partial sectors.
     scalar = last.stride % 2 == 1 and last.size * itemsize < tuning.SHORT_ROW
     sparse = tuning.SPARSE // 2 if not layout.channels and (scalar or not dense) else tuning.SPARSE
     inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
-    return inputs >= sparse * outs and prod(map(max_overlap, axes)) <= 8
+    return inputs >= (tuning.SPARSE // 4 if slow else sparse) * outs and prod(overlaps) <= (
+        tuning.SHARED if slow else tuning.SHARED // 4
+    )
 
 
 def overlap_of(axis: AxisPlan, axes: tuple[AxisPlan, ...]) -> int:
@@ -324,7 +357,8 @@ def _windows(
         *y_strides,
     ]
     numbers += [n for a in axes for n in (*axis_numbers(a), *containing(a, tabled)[2:])]
-    numbers += [most, n_runs, by, 1 / by]
+    fewer = last.stride * (containing(last, tabled)[3] or 1) // last.step
+    numbers += [most, fewer, n_runs, by, 1 / by]
     constants = common | {
         "OVERLAP": min(most, 2),
         "COLUMNS": columns,
@@ -349,7 +383,7 @@ def _scatter(
     outs, plane = prod(a.out for a in axes), prod(a.size for a in axes)
     n_planes = layout.sizes[0] * layout.sizes[1] * layout.sizes[2]
     n_lanes = n_planes * outs
-    lanes = lanes_for(n_lanes, tuning.THREADS)
+    lanes = lanes_for(n_lanes, tuning.THREADS) if n_lanes >= tuning.FEW_LANES else 32
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
     if packed(axes, layout) and plane * min(itemsize, 8) <= tuning.ZEROS and n_planes >= tuning.FEW_PLANES:
         # Few enough planes that their zeros are still in the cache when the values are scattered.

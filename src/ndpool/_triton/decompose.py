@@ -24,7 +24,8 @@ def passes(plan: Plan, long: int) -> tuple[Plan, Plan] | None:
     if len(plan.axes) < 2 or not all(a.regular for a in plan.axes):
         return None
     sizes = [a.kernel // a.stride for a in plan.axes[-2:]]
-    if min(sizes) >= long or (max(sizes) >= 64 and min(sizes) > 1):
+    deep = len(plan.axes) == 3 and prod(a.kernel // a.stride for a in plan.axes) >= tuning.DEEP_TAPS
+    if min(sizes) >= long or (max(sizes) >= 64 and min(sizes) > 1) or (deep and sizes[1] > 1):
         return Plan(plan.axes[:-1]), Plan(plan.axes[-1:])
     return None
 

@@ -19,6 +19,7 @@ from ndpool._triton.kernels.segment_forward import segment_forward_kernel
 from ndpool._triton.kernels.window_forward import window_forward_kernel
 from ndpool._triton.launch import (
     SQUARES,
+    SUM,
     Launch,
     axis_numbers,
     compute_type,
@@ -32,11 +33,12 @@ from ndpool._triton.launch import (
     magic,
     merged,
     packed,
+    simplified,
     tables,
     three_axes,
     whole_planes,
 )
-from ndpool._triton.memory import BYTES, Arrays, Layout, channel_vector, layout_of, next_power, widest
+from ndpool._triton.memory import BYTES, LIMIT, Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
 from ndpool._triton.strip import strip
 from ndpool.geometry import AxisPlan, Plan
@@ -47,9 +49,13 @@ def forward(
 ) -> Launch | None:
     """Return the launcher that writes the results, or None if the input must be packed first."""
     dtype, result, device, aligned = arrays[4:]
-    plan, axes, *memory = merged(plan, axes, *arrays[:4])
-    layout = layout_of(axes, *memory)
-    if layout is None:
+    shorter = simplified(plan, axes, op < SUM or not divides, kind == INDEX64)
+    for windows in (shorter, (plan, axes)):
+        plan, axes, *memory = merged(*windows, *arrays[:4])
+        layout = layout_of(axes, *memory)
+        if layout is not None:
+            break
+    else:
         return None
     three = three_axes(plan)
     size = dtype.itemsize if aligned else 10**9
@@ -130,7 +136,10 @@ def split_rows(
     axis, a = last
     inner.append((shape[a], stride[a], out_shape[a], out_stride[a]))
     layout = layout_of(range(len(leads), len(leads) + len(inner)), *zip(*leads, *inner, strict=True))
-    return None if layout is None else (three_axes(Plan([*rows, axis])), layout)
+    if layout is None:
+        return None
+    # Always two leading axes: whether they merge depends on sizes, which must not choose another kernel.
+    return three_axes(Plan([*rows, axis])), layout._replace(leads=2)
 
 
 def segment_shape(
@@ -255,6 +264,8 @@ def _windows(
         "UNIT": vec,
         "VEC": vec,
         "LANES": lanes,
+        # Whether indices, also those of taps beside the input, need 64 bits.
+        "WIDE": prod(a.size + 2 * a.kernel * a.step for a in axes) > LIMIT and common["KIND"] == INDEX64,
         # Comparisons have a longer latency than sums.
         "UNROLL": 4 if common["OP"] == 2 else 8,
         "num_warps": lanes // 32,

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from ndpool import _record
+from ndpool._triton.driver import starter
 from ndpool._triton.kernels.indexing import USE_PDL
 from ndpool._triton.memory import LIMIT, Layout
 from ndpool.geometry import AxisPlan, Plan
@@ -128,9 +128,7 @@ def optional(condition: bool, *values: Any) -> list[Any]:
     return [value if condition else None for value in values]
 
 
-def layout_numbers(
-    n_lanes: int, n_c: int, n_w: int, layout: Layout, *parts: int | None, lanes: int = LIMIT
-) -> list[int | None]:
+def layout_numbers(n_lanes: int, n_c: int, n_w: int, layout: Layout, *parts: int | None) -> list[int | None]:
     """Number of lanes, sizes that split it, and magic numbers; `parts` split the program number first."""
     counts = (
         *optional(layout.channels, n_c),
@@ -138,7 +136,7 @@ def layout_numbers(
         *optional(layout.leads > 1, layout.sizes[1]),
     )
     magics = (n if n is None else magic(n) for n in (*counts, *parts))
-    return [*optional(n_lanes % lanes > 0, n_lanes), *counts, *magics]
+    return [n_lanes, *counts, *magics]
 
 
 def layout_constants(layout: Layout) -> dict[str, Any]:
@@ -211,6 +209,34 @@ def merged(
     return all_of(sizes[axes[-1]]), (kept.index(axes[-1]),), *parts
 
 
+@lru_cache(1024)
+def simplified(plan: Plan, axes: tuple[int, ...], trims: bool, size_1: bool) -> tuple[Plan, tuple[int, ...]]:
+    """The plan without axes along which every window is one element: they become leading axes.
+
+    With `trims`, taps that are padding in every window are left out, which changes divisors. With `size_1`,
+    only axes of size 1 are left out: others count in the index of an element. Kernels for irregular windows
+    share work along such axes, and rows are read in vectors, so that these stay, too.
+    """
+    if any(a.starts is not None and a.starts.ndim > 1 for a in plan.axes):
+        return plan, axes  # planes are numbered
+    size_1 = size_1 or not all(a.regular for a in plan.axes)
+    found: list[tuple[AxisPlan, int]] = []
+    for a, at in zip(plan.axes, axes, strict=True):
+        if trims and a.regular:
+            front, kernel = a.tap_range()
+            if kernel < a.kernel:
+                a = replace(a, kernel=kernel, origin=a.origin + front * a.step)
+        if a.regular and a.kernel == 1 < a.step:
+            a = replace(a, step=1)
+        single = a.regular and a.kernel == 1 and a.origin == 0 and a.out == a.size
+        if not single or (a.size > 1 and (size_1 or a.stride > 1 or at == axes[-1])):
+            found.append((a, at))
+    if not found:
+        return plan, axes
+    kept, places = zip(*found, strict=True)
+    return Plan(list(kept)), places
+
+
 class Prepared:
     """A kernel with all arguments except its three arrays; once compiled it bypasses Triton's cache look-up.
 
@@ -240,17 +266,21 @@ class Prepared:
         arguments, constants = self._arguments
         made = self._kernel[self._grid](x, y, extra, *arguments, **constants)
         if self._again and made is not None:
-            before, run = _runner(made)
-            fixed = (
+            values = (
                 *(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments),
                 *(constants[name] for name in self._kernel.arg_names if name in constants),
             )
-            places = self._grid
+            self.start = starter(made, self._grid, values) or _public(made, self._grid, values)
+            self.ready = True
 
-            def start(stream: int, x: int, y: int, extra: int) -> None:
-                run(*places, stream, *before, x, y, extra, *fixed)
 
-            self.start, self.ready = start, True
+def _public(made: Any, grid: tuple[int, int, int], values: tuple[Any, ...]) -> Callable[..., None]:
+    """Start a compiled kernel by Triton's own launcher."""
+
+    def start(stream: int, x: int, y: int, extra: int) -> None:
+        made[grid](x, y, extra, *values, stream=stream)
+
+    return start
 
 
 def launcher(
@@ -263,22 +293,6 @@ def launcher(
 ) -> Prepared:
     """Bind a kernel to its grid, tables and numbers; on aligned arrays the compiled kernel is reused."""
     return Prepared(kernel, grid, (*tables, *numbers), constants, aligned)
-
-
-def _runner(made: Any) -> tuple[tuple[Any, ...], Callable[..., None]]:
-    """Function that starts a compiled kernel, and its arguments between the stream and the kernel's own.
-
-    Uses the short internal call of known Triton versions, and the public call otherwise.
-    """
-    run = made.run
-    if triton.__version__.startswith("3.6.") and not run.global_scratch_size + run.profile_scratch_size:
-        kept = (made.function, run.launch_cooperative_grid, run.launch_pdl, None, None, made.packed_metadata)
-        return (*kept, None, None, None), run.launch
-
-    def call(x: int, y: int, z: int, stream: int, *args: Any) -> None:
-        made[x, y, z](*args, stream=stream)
-
-    return (), call
 
 
 def lanes_for(n_lanes: int, most: int) -> int:

@@ -264,7 +264,7 @@ def strip(
     beyond = [a.origin < 0 or end > a.size for a, end in zip(axes, ends, strict=True)]
     beyond[1] |= rows > 1  # always checked: whether the last strip is partial must not choose another kernel
     beyond[2] |= ragged
-    numbers: list[Any] = layout_numbers(n_lanes, n_c, n_w, layout, *parts, lanes=lanes)
+    numbers: list[Any] = layout_numbers(n_lanes, n_c, n_w, layout, *parts)
     numbers += layout_strides(x_strides, layout) + layout_strides(y_strides, layout)
     for a, exceeded in zip(axes, beyond, strict=True):
         numbers += optional(exceeded or common["KIND"] == INDEX64, a.size)

@@ -13,7 +13,8 @@ PROGRAMS = 2112  # that fill a large device
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
-DISJOINT_TAPS = 128  # likewise, of norms over disjoint windows
+NORM_TAPS = 256  # likewise, of norms: more are left to powers, an average and roots
+NORM_PASSES = 4  # strides by which windows of a norm overlap, from which its axes are pooled one by one
 
 # Segments of contiguous rows.
 VECTOR_TAPS = 65  # taps of a regular window from which segments are faster than strips
@@ -21,6 +22,7 @@ LONG_ROW = 64  # taps of a window's row from which more threads share it
 
 # Large windows in several passes.
 MANY_TAPS = 256  # from which windows are cut
+DEEP_TAPS = 64  # windows of a volume that contain one element, from which the last axis is pooled first
 PIECE = 2**14  # elements that one program reduces faster than more programs can be started
 SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than a second kernel starts
 
@@ -29,7 +31,8 @@ LARGE_PLANE = 2**12  # elements from which the kernel loops
 CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by side
 
 # Gradients of max pooling, scattered into zeros.
-SPARSE = 16  # inputs per output from which this pays; half where gathers are slow
+SPARSE = 16  # inputs per output from which this pays; a half or a quarter where gathers are slow
+SHARED = 32  # windows that contain one input, up to which this pays where gathers are slow; else a quarter
 SHORT_ROW = 256  # bytes of a row
 ZEROS = 2**16  # bytes of a plane that one program fills with zeros
 FEW_PLANES = 512  # too few to fill the device

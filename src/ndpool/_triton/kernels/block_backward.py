@@ -12,6 +12,7 @@ from ndpool._triton.kernels.reducers import (
     columns_of,
     quotient,
     quotient_by_inverse,
+    scaled,
     share_of,
     tile_of,
     widen,
@@ -212,6 +213,7 @@ def block_backward_kernel(
     LEADS: tl.constexpr,
     LOOP_H: tl.constexpr,
     HAS_INDEX: tl.constexpr,
+    SCALED: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
     INT64: tl.constexpr,
@@ -362,18 +364,21 @@ def block_backward_kernel(
                                     )
                 if COLUMNS:
                     for k in tl.static_range(OUTS * SW // CHUNK):
-                        tile = tile_of(sums, k * CHUNK, 1, LANES, CHUNK).to(result.dtype.element_ty)
+                        tile = tile_of(sums, k * CHUNK, 1, LANES, CHUNK)
                         column = (w * (OUTS * SW) + k * CHUNK)[:, None] + tl.arange(0, CHUNK)[None, :]
                         there = ok[:, None]
                         if X_UNIT == 1:
                             there = there & (column < size_w)
-                        tl.store(result + line[:, None] + column, tile, mask=there)
+                        at = line[:, None] + column
+                        tile = scaled(tile, offsets + at, there, SCALED)
+                        tl.store(result + at, tile.to(result.dtype.element_ty), mask=there)
                 else:
                     for rw in tl.static_range(SW):
                         column = w * SW + rw
                         there = (ok & (column < size_w))[:, None]
                         at = (line + column * x_w * X_UNIT)[:, None] + tl.arange(0, VEC)[None, :]
-                        tl.store(result + at, sums[rw].to(result.dtype.element_ty), mask=there)
+                        total = scaled(sums[rw], offsets + at, there, SCALED)
+                        tl.store(result + at, total.to(result.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -109,16 +109,10 @@ def lanes_of(
     LEADS: tl.constexpr,
     INT64: tl.constexpr,
 ):
-    """Lanes of a program: whether each exists, and its coordinates (channel, last axis, two leading axes).
-
-    `n_lanes` is None if programs divide the lanes evenly.
-    """
+    """Lanes of a program: whether each exists, and its coordinates (channel, last axis, two leading axes)."""
     lane = block * LANES + tl.arange(0, LANES)
     c, w, l1, l2 = coordinates_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, INT64)
-    live = tl.full([LANES], True, tl.int1)
-    if n_lanes is not None:
-        live = lane < n_lanes
-    return live, c, w, l1, l2
+    return lane < n_lanes, c, w, l1, l2
 
 
 @triton.jit

@@ -286,6 +286,14 @@ def share_of(first, kernel, step, lo, hi):
 
 
 @triton.jit
+def scaled(total, factors, ok, SCALED: tl.constexpr):
+    """The sums times the elements at `factors`, in the backward pass of a norm; otherwise unchanged."""
+    if SCALED:
+        total = total * widen(tl.load(factors, mask=ok, other=0), total.dtype)
+    return total
+
+
+@triton.jit
 def positive_zero(total):
     """The sum as if it had started with 0: a sum of -0 alone is 0."""
     if total.dtype.is_floating():

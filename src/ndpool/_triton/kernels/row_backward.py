@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, wait_for_previous
-from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, widen
+from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, scaled, widen
 
 
 @triton.jit
@@ -130,6 +130,7 @@ def row_backward_kernel(
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     HAS_INDEX: tl.constexpr,
+    SCALED: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
     INT64: tl.constexpr,
@@ -224,6 +225,7 @@ def row_backward_kernel(
                 found, _ = _windows(oh, *given, OVERLAP_D, OVERLAP_W, Y_UNIT, HAS_INDEX, DIVIDE, COMPUTE)
                 for m in tl.static_range(OVERLAP_D * OVERLAP_W):
                     total += found[m]
-            value = total.to(result.dtype.element_ty)
             for h in tl.range(begin, end, loop_unroll_factor=4):
-                tl.store(result + to + h * x_h * X_UNIT, value, mask=live)
+                at = to + h * x_h * X_UNIT
+                value = scaled(total, offsets + at, live, SCALED)
+                tl.store(result + at, value.to(result.dtype.element_ty), mask=live)

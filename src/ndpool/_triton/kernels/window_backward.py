@@ -12,7 +12,7 @@ from ndpool._triton.kernels.indexing import (
     split,
     wait_for_previous,
 )
-from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, share_of, widen
+from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, scaled, share_of, widen
 
 
 @triton.jit
@@ -21,6 +21,8 @@ def _candidate(
     i,
     first,
     count,
+    first_tap,
+    fewer,
     starts,
     shares,
     out,
@@ -36,13 +38,19 @@ def _candidate(
     HAS_INDEX: tl.constexpr,
     DIVIDE: tl.constexpr,
 ):
-    """The m-th output along the last axis that contains the inputs, or -1; its tap there, and its share."""
+    """The m-th output along the last axis that contains the inputs, or -1; its tap there, and its share.
+
+    Dilated windows contain them at `fewer` taps less each.
+    """
     o = nth_output(first, m, spacing)
     known = tl.minimum(o, out - 1)
     place = tl.where(m < count, o, -1)
     tap = place
     if HAS_INDEX:
-        tap = tap_of(i, known, starts, stride, step, origin, DILATED).to(tl.int32)
+        if DILATED:
+            tap = (first_tap - m * fewer).to(tl.int32)
+        else:
+            tap = tap_of(i, known, starts, stride, step, origin, DILATED).to(tl.int32)
     share = place
     if DIVIDE == 2:
         share = _share(known, shares, full, front, stride, step, origin, lo, hi, DILATED)
@@ -140,7 +148,7 @@ def _share(o, shares, full, front, stride, step, origin, lo, hi, DILATED: tl.con
         return share_of(o * stride + origin - front * step, full, step, lo, hi)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *AXES, *TRANSPOSED, "most_w", "strips"])
+@triton.jit(do_not_specialize=[*SIZES, *AXES, *TRANSPOSED, "most_w", "fewer_w", "strips"])
 def window_backward_kernel(
     grad,
     offsets,
@@ -216,6 +224,7 @@ def window_backward_kernel(
     period_w,
     spacing_w,
     most_w,
+    fewer_w,
     strips,
     divisor,
     inverse,
@@ -230,6 +239,7 @@ def window_backward_kernel(
     LEADS: tl.constexpr,
     DILATED: tl.constexpr,
     HAS_INDEX: tl.constexpr,
+    SCALED: tl.constexpr,
     DIVIDE: tl.constexpr,
     COMPUTE: tl.constexpr,
     INT64: tl.constexpr,
@@ -259,6 +269,9 @@ def window_backward_kernel(
             i = tl.minimum(i * VEC + along, size_w - 1)
     first_d, count_d = outputs_containing(d, firsts_d, outs_d, period_d, spacing_d, out_d)
     first_w, count_w = outputs_containing(i, firsts_w, outs_w, period_w, spacing_w, out_w)
+    first_tap = first_w
+    if HAS_INDEX and DILATED:
+        first_tap = tap_of(i, first_w, starts_w, stride_w, step_w, origin_w, DILATED)
     # The contribution of the last axis is the same for every row.
     places = ()
     taps_w = ()
@@ -269,6 +282,8 @@ def window_backward_kernel(
             i,
             first_w,
             count_w,
+            first_tap,
+            fewer_w,
             starts_w,
             shares_w,
             out_w,
@@ -332,6 +347,8 @@ def window_backward_kernel(
                             i,
                             first_w,
                             count_w,
+                            first_tap,
+                            fewer_w,
                             starts_w,
                             shares_w,
                             out_w,
@@ -370,4 +387,5 @@ def window_backward_kernel(
             at = (line + tl.where(live, w, 0) * VEC)[:, None] + along
         else:
             at = (line + w * x_w * X_UNIT)[:, None] + along
-        tl.store(result + at, total.to(result.dtype.element_ty), mask=live[:, None])
+        value = scaled(total, offsets + at, live[:, None], SCALED)
+        tl.store(result + at, value.to(result.dtype.element_ty), mask=live[:, None])

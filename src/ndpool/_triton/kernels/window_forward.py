@@ -112,6 +112,7 @@ def window_forward_kernel(
     IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
     INT64: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     """VEC outputs per lane, tap by tap."""
     WITH_OFFSETS: tl.constexpr = KIND != 0
@@ -140,10 +141,18 @@ def window_forward_kernel(
     )
     along = tl.arange(0, VEC)[None, :]
     best = tl.full([LANES, VEC], IDENTITY, COMPUTE)
-    offset = tl.zeros([LANES, VEC], tl.int32)
+    # Offsets in the window, or indices in the plane; a window without elements has that of its first tap.
+    MARK: tl.constexpr = tl.int64 if WIDE else tl.int32
+    offset = tl.zeros([LANES, VEC], MARK)
     if WITH_OFFSETS:
-        lead = _lead(first_d, step_d, kernel_d) * kernel_h + _lead(first_h, step_h, kernel_h)
-        offset += (lead * kernel_w + _lead(first_w, step_w, kernel_w)).to(tl.int32)[:, None]
+        lead_d = _lead(first_d, step_d, kernel_d)
+        lead_h = _lead(first_h, step_h, kernel_h)
+        lead_w = _lead(first_w, step_w, kernel_w)
+        if KIND == INDEX64:
+            begin = (first_d + lead_d * step_d).to(MARK) * size_h + (first_h + lead_h * step_h)
+            offset += (begin * size_w + (first_w + lead_w * step_w)).to(MARK)[:, None]
+        else:
+            offset += ((lead_d * kernel_h + lead_h) * kernel_w + lead_w).to(MARK)[:, None]
     for td in range(kernel_d):
         d = first_d + td * step_d
         ok_d = live & (d >= 0) & (d < end_d)
@@ -151,13 +160,19 @@ def window_forward_kernel(
             h = first_h + th * step_h
             ok_h = ok_d & (h >= 0) & (h < end_h)
             row = x_base + (d * x_d + h * x_h) * UNIT
+            line = (td * kernel_h + th) * kernel_w
+            if KIND == INDEX64:
+                line = (d.to(MARK) * size_h + h) * size_w + first_w
             for tw in tl.range(0, kernel_w, loop_unroll_factor=UNROLL):
                 column = first_w + tw * step_w
                 ok = ok_h & (column >= 0) & (column < end_w)
                 at = row + column * x_w * UNIT
                 loaded = load_or_identity(x + at[:, None] + along, ok[:, None], IDENTITY, COMPUTE)
                 v = element(loaded, OP, COMPUTE)
-                best, offset = merge(best, offset, v, (td * kernel_h + th) * kernel_w + tw, OP, WITH_OFFSETS)
+                mark = line + tw
+                if KIND == INDEX64:
+                    mark = (line + tw * step_w).to(MARK)[:, None]
+                best, offset = merge(best, offset, v, mark, OP, WITH_OFFSETS)
     ok = live[:, None]
     at = (y_base + (od * y_d + oh * y_h + ow * y_w) * UNIT)[:, None] + along
     if DIVIDE == 1:
@@ -178,11 +193,4 @@ def window_forward_kernel(
     best = root(best, taps, OP)
     tl.store(y + at, best.to(y.dtype.element_ty), mask=ok)
     if WITH_OFFSETS:
-        if KIND == INDEX64:
-            offset = offset.to(tl.int64)
-            d = first_d[:, None] + offset // kernel_w // kernel_h * step_d
-            h = first_h[:, None] + offset // kernel_w % kernel_h * step_h
-            position = (d * size_h + h) * size_w + (first_w[:, None] + offset % kernel_w * step_w)
-            tl.store(extra + at, position, mask=ok)
-        else:
-            tl.store(extra + at, offset.to(extra.dtype.element_ty), mask=ok)
+        tl.store(extra + at, offset.to(extra.dtype.element_ty), mask=ok)

@@ -26,6 +26,7 @@ from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
 from ndpool._triton.launch import MAX, all_of, merged, tables
 from ndpool._triton.memory import Arrays
+from ndpool._triton.norms import norm_quotient
 from ndpool._triton.planes import by_channels
 from ndpool.frameworks.torch.tensors import (
     EXTRA_DTYPES,
@@ -48,6 +49,9 @@ def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor,
     if call.reduction.norm:
         if not x.is_floating_point() or not _fuses_norm(call):
             return _norm(call, x, last)
+        if two := _norm_passes(call):
+            last = channels_last(x, axes) if last is None else last
+            return pool(two[1], pool(two[0], x, last), last)
     elif plan.taps > tuning.FUSED_TAPS:
         if last is None:
             last = channels_last(x, axes)
@@ -196,18 +200,17 @@ def _long(call: Call, x: Tensor) -> int:
 
 def launches(call: Call, x: Tensor, last: bool, device: torch.device) -> list[Any] | None:
     """(shape, dtype, kernel) of each kernel of a call, if they simply follow one another."""
-    if call.reduction.norm:
-        if not _fuses_norm(call):
-            return None
-    elif call.plan.taps > tuning.FUSED_TAPS:
+    if call.reduction.norm and not _fuses_norm(call):
+        return None
+    if call.plan.taps > tuning.FUSED_TAPS:
         made: list[Any] = []
-        for part in _passes(call, x) or ():
+        for part in (_norm_passes(call) if call.reduction.norm else _passes(call, x)) or ():
             found = launches(part, x, last, device)
             if found is None:
                 return None
             made += found
             x = empty(torch.empty(0, device="meta"), found[-1][0], part.dtype, last, len(call.axes))
-        if made or (x.is_floating_point() and _pieces(call, x, last)):
+        if made or (x.is_floating_point() and not call.reduction.norm and _pieces(call, x, last)):
             return made or None
     launch = _launched(call, x.shape, x.stride(), x.dtype, device, True, last)
     return None if launch.run is None else [(launch.outs, call.dtype, launch.run)]
@@ -292,9 +295,18 @@ def _norm(call: Call, x: Tensor, last: bool | None) -> Tensor:
 
 
 def _fuses_norm(call: Call) -> bool:
-    """Whether one kernel computes Lp pooling."""
-    most = tuning.FUSED_TAPS if any(a.kernel > a.stride for a in call.plan.axes) else tuning.DISJOINT_TAPS
-    return call.norm == 2 and call.plan.taps <= most
+    """Whether kernels of their own compute Lp pooling: not other norms than 2, nor few huge windows."""
+    return call.norm == 2 and (call.plan.taps <= tuning.NORM_TAPS or _norm_passes(call) is not None)
+
+
+def _norm_passes(call: Call) -> tuple[Call, Call] | None:
+    """Two calls that replace one, if any: the norm of the norms along the last axis."""
+    parts = passes(call.plan, tuning.NORM_PASSES) if call.plan.taps > tuning.FUSED_TAPS else None
+    if parts is None:
+        return None
+    rows, columns = (call._replace(plan=p, divisor=p.taps if call.divisor else 0) for p in parts[::-1])
+    wide = torch.promote_types(call.dtype, torch.float32)
+    return rows._replace(axes=call.axes[-1:], dtype=wide), columns._replace(axes=call.axes[:-1])
 
 
 def _power(x: Tensor, norm: float) -> Tensor:
@@ -317,12 +329,14 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tenso
     return _backward(call, grad, offsets, last)
 
 
-def backward_launch(call: Call, grad: Tensor, result: Tensor, has_index: bool, aligned: bool) -> Any:
+def backward_launch(
+    call: Call, grad: Tensor, result: Tensor, has_index: bool, aligned: bool, scaled: bool = False
+) -> Any:
     """The kernel that writes the gradient `result` of the input, or None if `grad` must be packed first."""
     memory = (result.shape, result.stride(), grad.shape, grad.stride())
     arrays = Arrays(*memory, grad.dtype, grad.dtype, grad.device, aligned)
     divisor = 0 if has_index else call.divisor
-    return backward(call.plan, call.axes, arrays, has_index, call.reduction.divides, divisor)
+    return backward(call.plan, call.axes, arrays, has_index, call.reduction.divides, divisor, scaled)
 
 
 def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> Tensor:
@@ -359,6 +373,22 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
     )
     result.permute(order).copy_(_backward(call._replace(axes=at), *packed, False))
     return result
+
+
+def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, last: bool) -> Tensor:
+    """The gradient of an L2 norm: the input times the sum of grad / y over the windows that contain it.
+
+    `call` is the sum or average inside the norm.
+    """
+    x, shares = materialized(x), norm_quotient(materialized(grad), y, taps)
+    result = empty(x, x.shape, shares.dtype, last, len(call.axes))
+    fits = result.numel() and x.stride() == result.stride() and x.dtype is result.dtype
+    if fits and (x.data_ptr() | shares.data_ptr() | result.data_ptr()) % 16 == 0:
+        run = backward_launch(call, shares, result, has_index=False, aligned=True, scaled=True)
+        if run is not None:
+            _on_device(run, shares, x, result)
+            return result
+    return _backward(call, shares, None, last).mul_(x)
 
 
 def gather(call: Call, x: Tensor, offsets: Tensor, last: bool) -> Tensor:

@@ -1,0 +1,123 @@
+"""Start compiled kernels through the CUDA driver, with all arguments packed once except three addresses.
+
+Triton's own launcher converts every argument on every call, several times the work of the launch itself.
+Called by `launch`, which falls back to Triton's launcher where `starter` returns None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import triton
+
+# Versions of Triton whose kernels take their arguments and then two addresses, of scratch memory.
+_KNOWN = ((3, 6), (3, 9))
+_SERIALIZATION = 6  # the attribute that allows programmatic dependent launch
+_TYPES: dict[str, Any] = {
+    "i8": ctypes.c_int8,
+    "i16": ctypes.c_int16,
+    "i32": ctypes.c_int32,
+    "i64": ctypes.c_int64,
+    "u8": ctypes.c_uint8,
+    "u16": ctypes.c_uint16,
+    "u32": ctypes.c_uint32,
+    "u64": ctypes.c_uint64,
+    "fp32": ctypes.c_float,
+    "fp64": ctypes.c_double,
+}
+_SCRATCH = 2  # addresses; null for kernels that need no such memory
+
+
+class _Attribute(ctypes.Structure):
+    """`CUlaunchAttribute`."""
+
+    _fields_ = [("id", ctypes.c_int), ("value", ctypes.c_int64 * 8)]
+
+
+class _Config(ctypes.Structure):
+    """`CUlaunchConfig`."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("n_attributes", ctypes.c_uint),
+    ]
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    """The library that PyTorch has loaded, if it has this way to launch kernels of this version of Triton."""
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    if not _KNOWN[0] <= version <= _KNOWN[1]:
+        return None
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return library if hasattr(library, "cuLaunchKernelEx") else None
+
+
+def starter(
+    made: Any, grid: tuple[int, int, int], values: Sequence[Any]
+) -> Callable[[int, int, int, int], None] | None:
+    """Function of a stream and three addresses that starts a kernel; None for kernels of another form.
+
+    `values` are the arguments after the three arrays, in the order of the kernel's signature, constants
+    included.
+    """
+    about, library = made.metadata, _driver()
+    kinds = list(made.src.signature.values())
+    others = (about.num_ctas != 1, about.launch_cooperative_grid, made.run.global_scratch_size)
+    if library is None or any(others) or made.run.profile_scratch_size:
+        return None
+    fixed: list[Any] = []
+    for kind, value in zip(kinds[3:], values, strict=True):
+        pointer = isinstance(kind, str) and kind.startswith("*")
+        if not pointer and kind not in _TYPES and kind != "constexpr":
+            return None
+        if kind != "constexpr":
+            fixed.append((ctypes.c_uint64 if pointer else _TYPES[kind])(value))
+    fixed += [ctypes.c_uint64(0)] * _SCRATCH
+    attributes = (_Attribute * 1)()
+    attributes[0].id, attributes[0].value[0] = _SERIALIZATION, 1
+    block = (32 * about.num_warps, 1, 1)
+    kernel, launch = ctypes.c_void_p(made.function), library.cuLaunchKernelEx
+    free: list[tuple[Any, ...]] = []
+    take, give = free.pop, free.append
+
+    def new() -> tuple[Any, ...]:
+        arrays = (ctypes.c_uint64 * 3)()
+        first = ctypes.addressof(arrays)
+        addresses = [first, first + 8, first + 16, *map(ctypes.addressof, fixed)]
+        config = _Config(
+            grid, block, about.shared, None, ctypes.addressof(attributes), int(bool(about.launch_pdl))
+        )
+        return arrays, config, ctypes.byref(config), (ctypes.c_void_p * len(addresses))(*addresses)
+
+    def start(stream: int, x: int, y: int, extra: int) -> None:
+        # Each call has its own memory for what changes: several threads may start the same kernel.
+        try:
+            memory = take()
+        except IndexError:
+            memory = new()
+        arrays, config, reference, addresses = memory
+        arrays[0], arrays[1], arrays[2] = x, y, extra
+        config.stream = stream
+        error = launch(reference, kernel, addresses, None)
+        give(memory)
+        if error:
+            raise RuntimeError(f"ndpool: the CUDA driver could not start a kernel: {_text(library, error)}")
+
+    return start
+
+
+def _text(library: ctypes.CDLL, error: int) -> str:
+    found = ctypes.c_char_p()
+    library.cuGetErrorString(error, ctypes.byref(found))
+    return f"{(found.value or b'unknown error').decode()} ({error})"

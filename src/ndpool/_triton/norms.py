@@ -1,0 +1,28 @@
+"""The first step of the backward pass of an L2 norm: gradients of outputs over the outputs.
+
+Called by the CUDA part of the PyTorch framework, which gathers the quotients and multiplies by the input.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ndpool._triton.kernels.norm_backward import norm_quotient_kernel
+from ndpool._triton.tuning import BLOCK
+
+
+def norm_quotient(grad: Tensor, y: Tensor, taps: int) -> Tensor:
+    """grad / y * taps, and 0 where y is 0, laid out as y."""
+    result, n = torch.empty_like(y), y.numel()
+    dense = sum((size - 1) * step for size, step in zip(y.shape, y.stride(), strict=True)) + 1 == n
+    if not n or not dense or result.stride() != y.stride():
+        zero = y == 0
+        return torch.where(zero, 0, grad / torch.where(zero, 1, y) * taps)
+    if grad.stride() != y.stride():
+        grad = torch.empty_like(y).copy_(grad)
+    compute = tl.float64 if y.dtype is torch.float64 else tl.float32
+    with torch.cuda.device(y.device if y.is_cuda else -1):
+        norm_quotient_kernel[(-(-n // BLOCK),)](grad, y, result, n, taps, BLOCK=BLOCK, COMPUTE=compute)
+    return result
