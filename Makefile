@@ -48,10 +48,15 @@ docs: .venv/.development  ## build the documentation into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Needs no compiled core: the Python that runs it has PyTorch, Triton and pytest.
-GPU_CHECKS := -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib tests/gpu_checks.py
+GPU_CHECKS := -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib tests/gpu_checks.py tests/gpu_checks_cupy.py
 
-test-gpu:  ## run the checks of the GPU kernels, on a GPU
-	PYTHONPATH=src:tests $(PYTHON) $(GPU_CHECKS)
+# Most of the time is compilation, so as many processes as there are processors each take a part.
+JOBS ?= $(shell nproc)
+
+test-gpu:  ## run the checks of the GPU kernels, on a GPU, in JOBS processes
+	@for part in $$(seq 0 $$(($(JOBS) - 1))); do \
+	    NDPOOL_PART=$$part/$(JOBS) PYTHONPATH=src:tests $(PYTHON) $(GPU_CHECKS) & started="$$started $$!"; \
+	done; failed=0; for process in $$started; do wait $$process || failed=1; done; exit $$failed
 
 DRAWS ?= 500
 

@@ -59,6 +59,8 @@ def restore_settings() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest tests first, so that no worker is left alone with them at the end."""
+    part, parts = map(int, os.environ.get("NDPOOL_PART", "0/1").split("/"))  # of `make test-gpu`
+    items[:] = items[part::parts]
     items.sort(key=lambda item: "test_gpu.py" not in item.nodeid)
 
 
@@ -66,8 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # installation or a test that no longer runs, and fails the run.
 SKIPPED_IN_CI = [
     (r"gpu_checks\.py::", r"needs a GPU|needs two GPUs|a row has no such format"),
-    (r"test_docs\.py::", r"not installed: .*(jax|tensorflow|xarray|cv2|skimage|scipy)"),
+    (r"gpu_checks_cupy\.py::", r"CuPy is not installed"),
+    (r"adapters/cupy\.py::", r"unable to import module"),
+    (r"test_docs\.py::", r"not installed: .*(jax|tensorflow|cupy|cv2|skimage|scipy)"),
+    (r"test_matrix\.py::", r"not installed: (jax|dask)"),
     (r"test_arguments\.py::", r"tensors have no negative strides"),
+    (r"test_cli_files\.py::", r"the file system has no sparse files"),
     (
         r"test_nn\.py::",
         r"there is no fractional pooling in one dimension|layers have no divisor in one dimension",

@@ -34,6 +34,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 FENCE = re.compile(r"^( *)(`{3,}) *([^\s`]*)[^\n`]*\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"^(?:>>> |\.\.\. )? *(?:import|from) +([\w.]+)", re.MULTILINE)
 OPTIONAL = {"torch", "jax", "tensorflow", "keras", "scipy", "skimage", "cv2", "matplotlib", "xarray", "PIL"}
+OPTIONAL |= {"dask", "distributed", "zarr"}
+OPTIONAL |= {"array_api_strict", "cupy"}
 NEEDS = {"ndpool.torch": "torch", "ndpool.plot": "matplotlib"}
 NOT_CODE = {"text", "sh", "html", "json"}  # blocks that are shown only
 NOT_RUN = ("pip", "make", "git", "cd", "python")  # commands that change the reader's machine
@@ -191,6 +193,11 @@ def check_parameters(function):
 @pytest.mark.parametrize("name", [name for name in ndpool.__all__ if callable(getattr(ndpool, name))])
 def test_docstring_has_the_parameters_and_defaults_of_its_function(name):
     check_parameters(getattr(ndpool, name))
+
+
+@pytest.mark.parametrize("name", ndpool.files.__all__)
+def test_docstring_has_the_parameters_and_defaults_of_its_file_function(name):
+    check_parameters(getattr(ndpool.files, name))
 
 
 @pytest.mark.parametrize("name", ndpool.nn.__all__)
@@ -440,6 +447,17 @@ ANSWERED = {
     "scipy#9077": ("migrate/scipy.md", "What differs", "NaN"),
     "stackoverflow#42463172": ("guides/images.md", "Smaller pictures", "ndpool.pool"),
     "tensorflow#51682": ("guides/reproducible.md", "Ties and gradients", "first in row-major order"),
+    "dask-image#136": ("guides/larger-than-memory.md", "Pyramids to Zarr", "from the one before"),
+    "fractal-tasks-core#42": ("guides/larger-than-memory.md", "Pyramids to Zarr", "minima darken"),
+    "ngff-zarr#48": ("guides/larger-than-memory.md", "Larger than memory: Dask", "one task per output chunk"),
+    "ome-zarr-py#215": ("guides/larger-than-memory.md", "Pyramids to Zarr", "nothing but a few chunks"),
+    "ome-zarr-py#254": ("guides/larger-than-memory.md", "Pyramids to Zarr", "reduction that is used"),
+    "oocgcm#25": ("guides/larger-than-memory.md", "Coarse graining with missing values", "values that exist"),
+    "xarray#9890": (
+        "guides/larger-than-memory.md",
+        "Window and hop on named dimensions",
+        "rolling mean over time",
+    ),
     "xarray#9696": ("guides/audio.md", "Window and hop", "stride=160"),
 }
 

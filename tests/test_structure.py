@@ -15,42 +15,72 @@ PACKAGE = ROOT / "src" / "ndpool"
 LAYERS = [
     ["__main__"],
     ["_cli"],
+    ["_cli_files"],
     ["_explore", "_examples", "plot"],
     ["_bench", "_drawing", "_picture"],
-    ["torch", "__init__"],
-    ["nn", "_explain", "_config"],
+    ["torch", "onnx", "__init__"],
+    ["_onnx_graph"],
+    ["nn", "_explain", "_config", "_pyramid"],
+    ["files"],
     ["functional", "general"],
     ["_run"],
+    ["adapters"],
     ["_dispatch"],
     ["frameworks"],
     ["_cache"],
     ["_triton"],
     ["_record"],
     ["_native"],
+    ["_lowering"],
     ["geometry", "_policy", "_call"],
     ["_plan", "_arguments", "reductions", "_signatures", "_core"],
 ]
 # The same inside PyTorch's folder: each imports from those after it.
 TORCH = ["__init__", "prepared", "operators", "operator_checks", "autograd", "kernels"]
-TORCH += ["cuda", "cpu", "tensors"]
+TORCH += ["cuda", "cpu", "exporting", "tensors"]
 # Libraries that only these may import.
-FRAMEWORKS = {"torch": ["frameworks/torch", "torch", "_triton", "_bench"], "triton": ["_triton"]}
+FRAMEWORKS = {
+    "torch": ["frameworks/torch", "torch", "_triton", "_bench", "adapters/cupy"],
+    "triton": ["_triton"],
+    "jax": ["frameworks/jax"],
+    "dask": ["frameworks/dask"],
+    "cupy": ["adapters/cupy", "_bench"],
+    "xarray": ["adapters/xarray"],
+    "PIL": ["adapters/images", "_explore"],
+    "onnx": ["onnx", "_onnx_graph"],
+}
 PRIVATE = {  # of ndpool's private modules, what tests and fuzzing may import
     "_native": None,  # the core's switches: instruction sets, threads, recording
     "_cli": None,
+    "_cli_files": None,
     "_explore": None,
     "_bench": None,
     "_examples": None,
     "_picture": None,
     "_cache": ["test_call_cache.py", "gpu_*"],
-    "_call": ["passes.py", "test_call_cache.py", "test_extensions.py", "test_torch.py", "gpu_*"],
+    "_call": [
+        "passes.py",
+        "test_arrays.py",
+        "test_call_cache.py",
+        "test_extensions.py",
+        "test_torch.py",
+        "gpu_*",
+    ],
     "_plan": ["passes.py", "test_extensions.py"],
     "_run": ["test_torch_modules.py"],
-    "_dispatch": ["test_extensions.py"],
+    "_dispatch": ["test_arrays.py", "test_dask.py", "test_extensions.py", "test_xarray.py"],
     "_policy": ["test_arguments.py"],
     "_record": ["gpu_*"],
     "_triton": ["gpu_*"],
-    "frameworks": ["passes.py", "fences.py", "test_fences.py", "test_torch.py", "gpu_*"],
+    "frameworks": [
+        "passes.py",
+        "fences.py",
+        "test_dask.py",
+        "test_fences.py",
+        "test_torch.py",
+        "*jax*",
+        "gpu_*",
+    ],
 }
 
 
@@ -111,6 +141,13 @@ def test_frameworks_know_no_sibling():
         for target in imported(path):
             parts = inner(target)
             assert parts[:1] != ["frameworks"] or parts[1] == own or parts[1] not in names, (path, target)
+
+
+def test_adapters_know_no_sibling():
+    names = {path.stem for path in (PACKAGE / "adapters").glob("*.py")} - {"__init__", "_base"}
+    for name in names:
+        for target in imported(PACKAGE / "adapters" / f"{name}.py"):
+            assert inner(target)[:1] != ["adapters"] or inner(target)[1] == "_base", (name, target)
 
 
 @pytest.mark.parametrize("library", FRAMEWORKS)

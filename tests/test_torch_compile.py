@@ -213,6 +213,26 @@ def test_export(strict):
     torch.testing.assert_close(gradient(module, other), gradient(Net(), other))
 
 
+@pytest.mark.filterwarnings("ignore")  # PyTorch's own
+def test_aotinductor(tmp_path):
+    """A program compiled ahead of time calls ndpool's operators, for every batch size."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            y, indices = ndpool.max_pool2d(ndpool.max_pool2d(x, 3, 2, 1), 2, return_indices=True)
+            unpooled = ndpool.max_unpool2d(y, indices, 2, output_size=(9, 9))
+            return unpooled, ndpool.adaptive_avg_pool2d(x, 3)
+
+    sizes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    with torch.no_grad():
+        program = torch.export.export(Net(), (rand(2, 2, 17, 18),), dynamic_shapes=sizes)
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "net.pt2"))
+    compiled = torch._inductor.aoti_load_package(path)
+    for batch in (2, 3):
+        x = rand(batch, 2, 17, 18)
+        torch.testing.assert_close(tuple(compiled(x)), Net()(x))
+
+
 @pytest.mark.parametrize(("name", "spatial", "args", "kwargs"), CALLS, ids=IDS)
 def test_fake_and_meta_tensors(name, spatial, args, kwargs):
     """Shapes, dtypes and strides without computing values."""

@@ -9,6 +9,7 @@ from typing import Any
 from ndpool import nn
 from ndpool._config import get_num_threads, set_num_threads, show_config
 from ndpool._explain import explain
+from ndpool._pyramid import pyramid
 from ndpool.functional import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -62,6 +63,7 @@ __all__ = [
     "nn",
     "output_size",
     "pool",
+    "pyramid",
     "set_num_threads",
     "show_config",
     "unpool",
@@ -70,8 +72,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`ndpool.torch` and `ndpool.plot`, imported when first asked for: they need PyTorch and matplotlib."""
-    if name in ("torch", "plot"):
+    """`ndpool.torch`, `ndpool.plot`, `ndpool.onnx` and `ndpool.files`, imported when first asked for."""
+    if name in ("torch", "plot", "onnx", "files"):
         from importlib import import_module
 
         return import_module(f"ndpool.{name}")

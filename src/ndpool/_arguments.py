@@ -6,7 +6,7 @@ function called, the argument, its value and the limit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import index
 from typing import Any
@@ -18,6 +18,9 @@ LIMIT = 2**31 - 1  # of every integer argument; sizes of arrays may be larger
 MAX_AXES = 6
 MAX_WINDOWS = 2**27  # in a table or a list with one entry per window
 
+
+# Whether a value stands for a size that is not known yet, as a tracer's does; added by frameworks.
+symbols: list[Callable[[object], bool]] = []
 
 _INPUT_NAMES = {"pool": "x", "adaptive_pool": "x", "unpool": "values"}
 
@@ -166,6 +169,8 @@ def check_int(fn: str, name: str, value: object) -> int:
     if type(value) is int:
         return value
     if type(value).__name__ == "SymInt":  # symbolic sizes of PyTorch's compiler stay symbolic
+        return value  # type: ignore[return-value]
+    if any(symbolic(value) for symbolic in symbols):
         return value  # type: ignore[return-value]
     try:
         if not isinstance(value, (bool, np.bool_)):

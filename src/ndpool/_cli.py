@@ -1,7 +1,7 @@
 """The command ``ndpool``: parses arguments, prints results and returns exit codes.
 
 The results come from public functions, the worked examples in ``_examples`` and the drawing in ``_picture``.
-Exit codes: 0 success, 1 failure, 2 bad usage; 130 after Ctrl-C and 141 after a broken pipe.
+Exit codes: 0 success, 1 failure, 2 bad usage; 130 after Ctrl-C, 141 after a broken pipe, 143 after SIGTERM.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import ndpool
+from ndpool._cli_files import add_commands
 from ndpool._examples import run_all
 from ndpool._picture import pool_picture
 
@@ -31,6 +32,8 @@ examples:
   ndpool info                       show instruction set, threads and versions
   ndpool bench --quick              time one case per class next to the installed libraries
   ndpool explore                    show moving windows in the browser
+  ndpool pool in.npy out.npy --kernel 2 --reduce avg     pool a file of any size
+  ndpool pyramid in.tif out.zarr --levels 5              write its multiscale levels as OME-Zarr
 
 from Python:
   >>> import numpy as np, ndpool
@@ -38,7 +41,8 @@ from Python:
   (1, 3, 16, 16)
   >>> print(ndpool.show_config())
 
-exit codes: 0 success, 1 failure (a check failed, a file could not be written), 2 bad usage"""
+exit codes: 0 success, 1 failure (a check failed, a file could not be read or written), 2 bad usage,
+130 interrupted by Ctrl-C, 141 broken pipe, 143 terminated"""
 
 _DEMO_EPILOG = """\
 Each example prints its title, its code, and the values of expressions evaluated after it. An unexpected
@@ -97,10 +101,17 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ndpool: interrupted", file=sys.stderr)
         return 130
-    except ValueError as error:
-        print(f"ndpool: {error}", file=sys.stderr)
+    except (ValueError, TypeError, OSError, MemoryError, ImportError) as error:
+        print(f"ndpool: {_reason(error)}", file=sys.stderr)
         return 1
     return code
+
+
+def _reason(error: Exception) -> str:
+    """One line that says what went wrong."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
         "--export", type=Path, metavar="FILE", help="write the page as one HTML file and exit"
     )
     explore.set_defaults(run=_explore)
+    add_commands(commands)
     return parser
 
 
@@ -239,22 +251,21 @@ def _results(path: Path | None) -> dict[str, Any]:
 
 
 def _bench_random(arguments: argparse.Namespace, threads: Sequence[int]) -> int:
-    from ndpool._bench import random_calls, report
+    from ndpool._bench import cuda_random, random_calls, report
 
-    if arguments.random < 1 or arguments.device == "cuda":
-        raise ValueError(
-            f"bench: --random must be at least 1, on the CPU; got --random {arguments.random} "
-            f"with --device {arguments.device}"
-        )
+    if arguments.random < 1:
+        raise ValueError(f"bench: --random must be at least 1; got --random {arguments.random}")
+    cuda = arguments.device == "cuda"
+    calls: Any = cuda_random if cuda else random_calls
+    how: Any = arguments.quick if cuda else threads
     try:
-        bar = report.progress_bar(sys.stderr)
-        document = random_calls.run(arguments.random, arguments.seed, threads, bar)
+        document = calls.run(arguments.random, arguments.seed, how, report.progress_bar(sys.stderr))
     except ImportError:
         print("ndpool: bench: --random needs PyTorch; install ndpool[torch]", file=sys.stderr)
         return 1
     written = not arguments.json or _write("results", arguments.json, report.as_json(document))
-    print(random_calls.text(document))
-    failures = random_calls.failures(document)
+    print(calls.text(document))
+    failures = calls.failures(document)
     for failure in failures:
         print(f"ndpool: bench: {failure}", file=sys.stderr)
     return int(bool(failures) or not written)

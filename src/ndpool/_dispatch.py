@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ndpool._arguments import input_name
+from ndpool._arguments import input_name, is_list
 from ndpool._call import Call, Function, Saved, Unpool
 
 
@@ -58,15 +58,39 @@ def _torch() -> Any:
     return torch
 
 
+def _dask() -> Any:
+    from ndpool.frameworks import dask
+
+    return dask.Dask(framework_of)  # blocks are arrays of other frameworks
+
+
+def _stored() -> Any:
+    from ndpool.frameworks import stored
+
+    return stored
+
+
+def _jax() -> Any:
+    from ndpool.frameworks import jax
+
+    return jax
+
+
 # (package, class) of an array or one of its base classes -> the import of its framework.
 FRAMEWORKS: dict[tuple[str, str], Callable[[], Any]] = {
     ("numpy", "ndarray"): _numpy,
     ("torch", "Tensor"): _torch,
+    ("dask", "Array"): _dask,
+    ("jax", "Array"): _jax,
+    ("jax", "Tracer"): _jax,  # what stands for an array inside jit, grad or vmap
+    ("jaxlib", "ArrayImpl"): _jax,
 }
+
+_STORED = {("ndpool", "Source"): _stored}  # arrays in files, which `files` makes: no kind that callers pass
 
 packages: dict[type, str] = {}  # of the types seen so far
 # Package -> framework. All keys exist from the start: compiled code depends on the number of entries.
-loaded: dict[str, Any] = {package: None for package, _ in FRAMEWORKS}
+loaded: dict[str, Any] = {package: None for package, _ in (*FRAMEWORKS, *_STORED)}
 
 
 def package_of(kind: type) -> str | None:
@@ -77,7 +101,7 @@ def package_of(kind: type) -> str | None:
         pass
     for base in kind.__mro__:
         package = base.__module__.partition(".")[0]
-        load = FRAMEWORKS.get((package, base.__name__))
+        load = FRAMEWORKS.get((package, base.__name__)) or _STORED.get((package, base.__name__))
         if load is not None:
             loaded[package] = load()
             packages[kind] = package
@@ -92,13 +116,23 @@ package_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def framework_of(fn: str, x: object) -> Framework:
-    """The framework of an array, or a TypeError that lists the supported kinds of array."""
+    """The framework of an array, or a TypeError that says what is supported."""
     kind = type(x)
     package = package_of(kind)
-    if package is None:
-        names = ", ".join(f"{package}.{cls}" for package, cls in FRAMEWORKS)
-        raise TypeError(
-            f"{fn}: {input_name(fn)} must be an array ({names}); got {kind.__module__}.{kind.__qualname__}"
-        )
-    framework: Framework = loaded[package]
+    framework: Framework = adapted(fn, x) if package is None else loaded[package]
     return framework
+
+
+def adapted(fn: str, x: object) -> Any:
+    """The framework of an array that is pooled as one of another kind: `adapters` puts theirs here."""
+    raise unsupported(fn, x)
+
+
+def unsupported(fn: str, x: object) -> TypeError:
+    """The error for what is no array."""
+    kind, name = type(x), input_name(fn)
+    hint = f"; convert it first, numpy.asarray({name})" if is_list(x) else ""
+    return TypeError(
+        f"{fn}: {name} must be an array (of NumPy, PyTorch, JAX, Dask or any library with __dlpack__ or "
+        f"__array__); got {kind.__module__}.{kind.__qualname__}{hint}"
+    )

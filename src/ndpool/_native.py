@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -32,7 +35,7 @@ except ImportError as error:
 
     core = _Missing()  # type: ignore[assignment]
 
-__all__ = ["BUILT", "MAX_THREADS", "core", "core_plan"]
+__all__ = ["BUILT", "MAX_THREADS", "core", "core_plan", "one_thread_each"]
 
 BUILT = isinstance(core, ModuleType)
 
@@ -51,6 +54,35 @@ def _core_axis(a: AxisPlan) -> Any:
         (None, None) if a.starts is None else (np.ascontiguousarray(a.starts), np.ascontiguousarray(a.counts))
     )
     return (a.size, a.out, kernel, a.stride, a.step, origin, *a.bounds, *tables, a.kernel, front)
+
+
+_serial = 0  # calls inside `one_thread_each`
+_serial_bytes = 0  # the core's own limit meanwhile
+_serial_lock = threading.Lock()
+
+
+@contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Calls run on the thread that makes them: for the threads of a scheduler, which fill the cores already.
+
+    The main thread keeps its threads when it is the one that enters. While any thread is inside, calls of
+    other threads run serially, too; their results are the same.
+    """
+    global _serial, _serial_bytes
+    if not BUILT or threading.current_thread() is threading.main_thread():
+        yield
+        return
+    with _serial_lock:
+        _serial += 1
+        if _serial == 1:
+            _serial_bytes = core.set_serial_bytes(2**62)
+    try:
+        yield
+    finally:
+        with _serial_lock:
+            _serial -= 1
+            if not _serial:
+                core.set_serial_bytes(_serial_bytes)
 
 
 def _apply_environment() -> None:

@@ -43,6 +43,7 @@ class AxisPlan:
     bounds: tuple[int, int]  # taps at positions in [lo, hi) count towards the divisor
     starts: NDArray[np.int64] | None = None  # (out,), or (planes, out) where every plane has its own windows
     counts: NDArray[np.int64] | None = None
+    counted: tuple[int, int] | None = None  # in a part of an axis, the `tap_range` of the whole
 
     @property
     def regular(self) -> bool:
@@ -83,8 +84,11 @@ class AxisPlan:
         """First and number of the taps that offsets count: those that lie inside the input in any window.
 
         Dilated windows keep all of their taps unless they are far wider than the input, because a window
-        without an element stores one past its last tap.
+        without an element stores one past its last tap. A part of an axis counts the taps of the whole: the
+        order of additions depends on their number.
         """
+        if self.counted is not None:
+            return self.counted
         narrow = self.step > 1 and (self.kernel - 1) * self.step < 2 * self.size + 64
         if self.starts is not None or not self.out or narrow:
             return 0, self.kernel
@@ -111,10 +115,24 @@ class AxisPlan:
         if begin >= end:
             begin = end = 0  # no window contains an element
         lo, hi = self.bounds
+        bounds, counted = (lo - begin, hi - begin), self.tap_range()
         part = replace(
-            self, size=end - begin, out=o1 - o0, origin=origin - begin, bounds=(lo - begin, hi - begin)
+            self, size=end - begin, out=o1 - o0, origin=origin - begin, bounds=bounds, counted=counted
         )
         return part, slice(begin, end)
+
+    def split(self, bounds: Sequence[int]) -> list[int]:
+        """Bounds of ranges of outputs for ranges of inputs, from 0 to `size`; none of them is empty.
+
+        Output `o` belongs where o*stride is: equal ranges stay equal, whatever the padding.
+        """
+        ends: Any
+        if self.starts is not None:
+            rows = self.starts.reshape(-1, self.out)[:1]  # where every plane has its own windows: the first's
+            ends = np.searchsorted(rows[0], bounds[1:-1]).tolist() if len(rows) else []
+        else:
+            ends = [min(self.out, -(-end // self.stride)) for end in bounds[1:-1]]
+        return sorted({0, *ends, self.out})
 
     def transposed(self) -> AxisPlan:
         """For each input the outputs whose windows contain it, as windows over the outputs.
@@ -188,6 +206,9 @@ class Plan:
         self.taps = prod(axis.kernel for axis in axes)
         self.full = adaptive or not all(axis.regular for axis in axes)  # no window is ever clipped
         self.core: Any = None  # the compiled form, filled in by `_native`
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Plan, (self.axes, self.full)  # the compiled form stays behind
 
     def transposed(self) -> Plan:
         """The plan of the backward pass: each window is the outputs that contain one input."""

@@ -1,7 +1,8 @@
 """One way through: every public pooling function arrives here with its arguments.
 
 A call that was made before is found in the cache of prepared calls. Any other becomes a `Call`, with its plan
-from `geometry`, and goes to the framework of its array. Nothing here depends on a framework.
+from `geometry`, and goes to the framework of its array. An array without a framework goes to its adapter,
+which comes back here with what is inside. Nothing here depends on a framework.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ndpool._arguments import (
 from ndpool._call import INDEX64, NO_EXTRA, PLAIN, Asked, Call, Function, Unpool
 from ndpool._dispatch import Framework, framework_of, loaded, package_of
 from ndpool._policy import check_divisor
+from ndpool.adapters import adapter_of
 
 
 def run(
@@ -31,7 +33,9 @@ def run(
     if indices is not False:
         indices = check_flag(function.name, "return_indices", indices)
     package = package_of(type(x))
-    framework: Framework = loaded[package] if package else framework_of(function.name, x)
+    if package is None:
+        return adapter_of(function.name, x).pool(run, function, x, arguments, indices, asked)
+    framework: Framework = loaded[package]
     if asked.dtype is None and (framework.plain is None or framework.plain(x)):
         key = arguments if asked is PLAIN else (*arguments, asked.divisor, asked.norm)
         prepared = framework.recall(function, x, key, indices)
@@ -85,6 +89,9 @@ def run_fractional(
     """Max pooling over windows that random samples place; `arguments`: kernel, output size and ratio."""
     name, reduction, n_axes = function
     indices = check_flag(name, "return_indices", indices)
+    if package_of(type(x)) is None:
+        adapter = adapter_of(name, x)
+        return adapter.fractional(run_fractional, function, x, arguments, indices, samples, generator)
     framework = framework_of(name, x)
     axes = check_shape(name, x.shape, n_axes)
     sizes = tuple([x.shape[a] for a in axes])
@@ -96,6 +103,9 @@ def run_fractional(
 
 def run_unpool(function: str, values: Any, indices: Any, n_axes: int, arguments: tuple[Any, ...]) -> Any:
     """Values at their indices in planes of zeros; `arguments` are those of `geometry.unpool_size`."""
+    if package_of(type(values)) is None:
+        adapter = adapter_of(function, values)
+        return adapter.unpool(run_unpool, function, values, indices, n_axes, arguments)
     framework = framework_of(function, values)
     axes = check_shape(function, values.shape, n_axes)
     sizes = geometry.unpool_size(function, values.shape[-n_axes:], *arguments)
@@ -104,6 +114,9 @@ def run_unpool(function: str, values: Any, indices: Any, n_axes: int, arguments:
 
 def run_general_unpool(values: Any, indices: Any, output_size: Any, axes: Any) -> Any:
     """The same along any axes, to given sizes."""
+    if package_of(type(values)) is None:
+        adapter = adapter_of("unpool", values)
+        return adapter.general_unpool(run_general_unpool, values, indices, output_size, axes)
     framework = framework_of("unpool", values)
     n_axes = count_axes("unpool", "output_size", output_size, axes)
     at = normalize_axes("unpool", axes, len(values.shape), n_axes)

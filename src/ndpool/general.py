@@ -15,6 +15,7 @@ from ndpool.reductions import REDUCTIONS, find
 
 A = TypeVar("A")
 Ints = int | Sequence[int]
+Axes = int | str | Sequence[int] | Sequence[str]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
 _POOL = {name: Function("pool", reduction) for name, reduction in REDUCTIONS.items()}
 _ADAPTIVE_POOL = {name: Function("adaptive_pool", reduction) for name, reduction in REDUCTIONS.items()}
@@ -30,7 +31,7 @@ def pool(
     padding: Padding = 0,
     dilation: Ints = 1,
     ceil_mode: bool = False,
-    axes: Ints | None = None,
+    axes: Axes | None = None,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
     norm_type: float = 2.0,
@@ -50,7 +51,7 @@ def pool(
     padding: Padding = 0,
     dilation: Ints = 1,
     ceil_mode: bool = False,
-    axes: Ints | None = None,
+    axes: Axes | None = None,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
     norm_type: float = 2.0,
@@ -69,7 +70,7 @@ def pool(
     padding: Padding = 0,
     dilation: Ints = 1,
     ceil_mode: bool = False,
-    axes: Ints | None = None,
+    axes: Axes | None = None,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
     norm_type: float = 2.0,
@@ -98,8 +99,9 @@ def pool(
         Step between the elements of a window.
     ceil_mode : bool, default False
         Keep a partial last window if it starts inside the input or its leading padding.
-    axes : int or sequence of int, default None
-        Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image.
+    axes : int, str, sequence of int or sequence of str, default None
+        Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image. Names are dimensions
+        of an `xarray.DataArray`.
     count_include_pad : bool, default True
         Whether padding counts in the divisor of an average.
     divisor_override : int, default None
@@ -142,7 +144,7 @@ def adaptive_pool(
     output_size: int | Sequence[int | None],
     *,
     reduce: str = "max",
-    axes: Ints | None = None,
+    axes: Axes | None = None,
     norm_type: float = 2.0,
     return_indices: Literal[False] = False,
     dtype: Any = None,
@@ -156,7 +158,7 @@ def adaptive_pool(
     output_size: int | Sequence[int | None],
     *,
     reduce: str = "max",
-    axes: Ints | None = None,
+    axes: Axes | None = None,
     norm_type: float = 2.0,
     return_indices: Literal[True],
     dtype: Any = None,
@@ -169,7 +171,7 @@ def adaptive_pool(
     output_size: int | Sequence[int | None],
     *,
     reduce: str = "max",
-    axes: Ints | None = None,
+    axes: Axes | None = None,
     norm_type: float = 2.0,
     return_indices: bool = False,
     dtype: Any = None,
@@ -189,8 +191,9 @@ def adaptive_pool(
         Output size along each pooled axis; None keeps the input's, and an int needs `axes`.
     reduce : {"max", "min", "avg", "sum", "lp"}, default "max"
         Reduction applied to each window. Max and min propagate NaN; ties return the first index.
-    axes : int or sequence of int, default None
-        Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image.
+    axes : int, str, sequence of int or sequence of str, default None
+        Pooled axes; None means the last ones. ``(-3, -2)`` pools a channels-last image. Names are dimensions
+        of an `xarray.DataArray`.
     norm_type : float, default 2.0
         The p of ``reduce="lp"``, the norm ``(sum of |x|**p) ** (1/p)``.
     return_indices : bool, default False
@@ -218,7 +221,7 @@ def adaptive_pool(
     return run(_ADAPTIVE_POOL[reduction.name], x, (output_size, axes), return_indices, asked)
 
 
-def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None) -> A:
+def unpool(values: A, indices: A, output_size: Ints, *, axes: Axes | None = None) -> A:
     """
     Put pooled values back at their indices, with zeros everywhere else.
 
@@ -232,8 +235,8 @@ def unpool(values: A, indices: A, output_size: Ints, *, axes: Ints | None = None
         Indices returned by that pooling.
     output_size : int or sequence of int
         Size of the result along each pooled axis; an int needs `axes`.
-    axes : int or sequence of int, default None
-        Pooled axes; None means the last ones.
+    axes : int, str, sequence of int or sequence of str, default None
+        Pooled axes; None means the last ones. Names are dimensions of an `xarray.DataArray`.
 
     Returns
     -------

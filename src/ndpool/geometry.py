@@ -162,6 +162,8 @@ def _output_size(size: int, k: int, s: int, before: int, after: int, d: int, cei
     if not ceil_mode:
         return span // s + 1
     out = -(-span // s) + 1
+    if s <= (k - 1) * d + 1 - after:
+        return out  # whatever the size, so that a symbolic one remains unguarded
     # A last window must begin inside the input or its leading padding.
     return out - 1 if (out - 1) * s >= size + before else out
 
@@ -190,7 +192,8 @@ def same_padding(
     """The padding that gives ceil(size / stride) outputs; an odd element goes last, or first if lower."""
     pads = []
     for size, k, s, d in zip(sizes, kernel, stride, dilation, strict=True):
-        total = max(0, (-(-size // s) - 1) * s + (k - 1) * d + 1 - size)
+        # Stride 1 needs the same padding for every size, also for a symbolic one.
+        total = (k - 1) * d if s == 1 else max(0, (-(-size // s) - 1) * s + (k - 1) * d + 1 - size)
         small = total // 2
         pads.append((small, total - small) if mode == "same" else (total - small, small))
     return tuple(pads)
@@ -238,7 +241,8 @@ def outputs_from_flat(fn: str, sizes: tuple[int, ...], windows: Sequence[int]) -
     """The output sizes of that plan, also for sizes that are symbols."""
     strict = fn not in GENERAL
     if len(windows) == len(sizes):
-        return adaptive_sizes(fn, sizes, windows, strict)
+        # A symbol was a size of the input before: checking it again would add a guard.
+        return adaptive_sizes(fn, sizes, [o if isinstance(o, int) else None for o in windows], strict)
     ceil_mode = bool(windows[-2])
     made: Plan = _sliding.__wrapped__(fn, sizes, *_unflattened(len(sizes), windows), ceil_mode, True, strict)
     return made.out
@@ -344,6 +348,19 @@ def fractional_output(
                 f"kernel_size={k} and input size {size} (limit {max(0, size - k + 1)})"
             )
     return outs
+
+
+def draw_samples(fn: str, shape: tuple[int, ...], dtype: np.dtype[Any], generator: Any) -> NDArray[Any]:
+    """Random samples for fractional windows, in [0, 1); `generator`: one of NumPy's, or a seed."""
+    try:
+        source = np.random.default_rng(generator)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{fn}: generator must be a numpy.random.Generator or a seed of at least 0; got {generator!r}"
+        ) from None
+    drawn = source.random(shape).astype(dtype)
+    drawn[drawn >= 1] = 0  # a sample that a narrow dtype rounded up would leave the input
+    return drawn
 
 
 def fractional(

@@ -255,24 +255,14 @@ def fractional(call: Call, x: NDArray[Any], samples: Any, generator: Any) -> Any
     x, code = _native(fn, input_name(fn), x)
     wanted, dtype = samples_like(x.shape, DTYPES[code], n_axes)
     if samples is None:
-        drawn = _generator(fn, generator).random(wanted)
-        drawn = drawn.astype(x.dtype if dtype == DTYPES[code] else _dtype_of(dtype))
-        drawn[drawn >= 1] = 0  # a sample that a narrow dtype rounded up would leave the input
+        kind = x.dtype if dtype == DTYPES[code] else _dtype_of(dtype)
+        drawn = geometry.draw_samples(fn, wanted, kind, generator)
     else:
         check_samples(fn, KIND, Described(x.shape, DTYPES[code]), n_axes, samples)
         drawn = samples[: wanted[0]]
     sizes, places = x.shape[-n_axes:], drawn.reshape(-1, n_axes)
     plan = geometry.fractional(fn, sizes, places, call.windows[:n_axes], call.windows[n_axes:], None)
     return run(call._replace(plan=plan), x)
-
-
-def _generator(fn: str, generator: Any) -> np.random.Generator:
-    try:
-        return np.random.default_rng(generator)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{fn}: generator must be a numpy.random.Generator or a seed of at least 0; got {generator!r}"
-        ) from None
 
 
 def _renamed(fn: str, error: Exception) -> Exception:

@@ -197,8 +197,8 @@ def fractional_max_pool2d(
         Also return the int64 index of each maximum in the flattened plane.
     _random_samples : array, default None
         Numbers in [0, 1) of shape (N, C, 2) that fix the windows; N = 1 for an unbatched input.
-    generator : int or random generator, default None
-        Seed or generator that makes the call repeatable.
+    generator : int, random generator or JAX key, default None
+        Seed, generator or key that makes the call repeatable; JAX arrays need a seed or a key.
 
     Returns
     -------
@@ -243,8 +243,8 @@ def fractional_max_pool3d(
         Also return the int64 index of each maximum in the flattened plane.
     _random_samples : array, default None
         Numbers in [0, 1) of shape (N, C, 3) that fix the windows; N = 1 for an unbatched input.
-    generator : int or random generator, default None
-        Seed or generator that makes the call repeatable.
+    generator : int, random generator or JAX key, default None
+        Seed, generator or key that makes the call repeatable; JAX arrays need a seed or a key.
 
     Returns
     -------

@@ -48,8 +48,8 @@ def accelerate(model: torch.nn.Module) -> Report:
     The `state_dict` does not change. A model pickled as a whole refers to ndpool's classes: `restore` it
     first if it will be loaded where ndpool is not installed. `torch.compile` and `torch.export` record
     ndpool's operators. TorchScript supports only PyTorch's modules: `torch.jit.script` restores a model
-    automatically, and `torch.jit.trace`, `torch.fx.symbolic_trace` and `torch.onnx.export` record PyTorch's
-    pooling.
+    automatically, and `torch.jit.trace` and `torch.fx.symbolic_trace` record PyTorch's pooling.
+    `torch.onnx.export` writes standard operators.
 
     Parameters
     ----------

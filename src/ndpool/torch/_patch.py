@@ -16,11 +16,9 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import torch
-from torch.onnx import is_in_onnx_export
 from torch.overrides import handle_torch_function, has_torch_function
 
 import ndpool
-from ndpool.torch._onnx import AVERAGES, average
 from ndpool.torch.modules import supported
 
 F = torch.nn.functional
@@ -155,7 +153,6 @@ def _route(original: Function, function: Function, indices: bool, has_flag: bool
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.KEYWORD_ONLY]
     flag = known.index("return_indices") if "return_indices" in known else len(known)
     names = frozenset(known if has_flag else known[:flag])
-    divided = original in AVERAGES
 
     @wraps(original)
     def route(*args: Any, **kwargs: Any) -> Any:
@@ -171,8 +168,6 @@ def _route(original: Function, function: Function, indices: bool, has_flag: bool
             except (TypeError, ValueError):
                 # PyTorch may support the arguments, or raises its own error.
                 return original(*args, **kwargs)
-        if divided and is_in_onnx_export():
-            return average(original, *args, **kwargs)
         if has_torch_function((x,)):
             # Pass PyTorch's function to the subclass; calling it would pass the route instead.
             return handle_torch_function(original, (x,), *args, **kwargs)

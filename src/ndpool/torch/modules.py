@@ -4,7 +4,7 @@ Each is a subclass of PyTorch's module of the same name, from which it has every
 constructor, repr, state, pickling. A module raises when it is made if no input could make its arguments
 right; one that `accelerate` swapped was made by PyTorch and raises when it is called. A tensor that ndpool
 does not serve (quantized, sparse, nested, complex, a subclass of `torch.Tensor`) takes PyTorch's own way, and
-so does one that TorchScript traces or that is exported to ONNX.
+so does one that TorchScript traces, unless for ONNX.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from ndpool._dispatch import framework_of
 from ndpool._policy import check_divisor, check_norm
 from ndpool.frameworks.torch.tensors import CODES
 from ndpool.nn import check_fractional
-from ndpool.torch._onnx import average
 
 # Import the framework now: a compiler that traces the first call could not import it.
 for _tensor in (torch.empty(0), torch.nn.Parameter()):
@@ -37,8 +36,7 @@ for _tensor in (torch.empty(0), torch.nn.Parameter()):
 
 _TRITON = find_spec("triton") is not None  # needed for CUDA tensors
 # Compilers trace plain tensors with these classes; other subclasses may redefine operations.
-_TRACED = (FakeTensor, FunctionalTensor)
-_KINDS = (torch.Tensor, torch.nn.Parameter, *_TRACED)
+_KINDS = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
 
 Classes = dict[type[torch.nn.Module], type[torch.nn.Module]]
 COUNTERPARTS: Classes = {}  # PyTorch's module -> ndpool's
@@ -55,9 +53,7 @@ def supported(x: Any) -> bool:
         and x.layout is strided
         and (not x.is_cuda or _TRITON)
         and not x.is_nested
-        and (is_dynamo_compiling() or not is_tracing())
-        # ONNX exporters translate PyTorch's pooling operators, not ndpool's.
-        and (type(x) not in _TRACED or not is_in_onnx_export())
+        and (is_dynamo_compiling() or not is_tracing() or is_in_onnx_export())
     )
 
 
@@ -89,10 +85,6 @@ class Pool(torch.nn.Module):
         """Pool `input`; with `return_indices` the pair (values, indices)."""
         if supported(input):
             return self._function(input, *self._arguments())
-        return self._original(input)
-
-    def _original(self, input: Any) -> Any:
-        """PyTorch's forward."""
         return super().forward(input)
 
     # Written out in each family: a loop over names takes as long as pooling a small tensor.
@@ -141,12 +133,6 @@ class AvgPool(Pool):
         super()._check(name)
         geometry.check_window(name, self._n_axes, self.kernel_size, self.stride, self.padding, 1)
         check_divisor(name, getattr(self, "divisor_override", None))
-
-    def _original(self, input: Any) -> Any:
-        if is_in_onnx_export() and getattr(self, "divisor_override", None) is not None:
-            original = torch.nn.functional.avg_pool2d if self._n_axes == 2 else torch.nn.functional.avg_pool3d
-            return average(original, input, *self._arguments())
-        return super()._original(input)
 
     def _arguments(self) -> tuple[Any, ...]:
         common = (self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)

@@ -30,7 +30,7 @@ from ndpool._policy import (
     check_samples,
     samples_like,
 )
-from ndpool.frameworks.torch import autograd, kernels, operators
+from ndpool.frameworks.torch import autograd, exporting, kernels, operators
 from ndpool.frameworks.torch.prepared import prepare
 from ndpool.frameworks.torch.tensors import (
     FAILURES,
@@ -159,7 +159,7 @@ def unpool(call: Unpool, values: Tensor, indices: Any) -> Tensor:
     check_indices(fn, KIND, Described(tuple(values.shape), own, device=str(values.device)), indices)
     indices = indices.to(torch.int64)
     if traced(values) or traced(indices):
-        return operators.unpool(values, indices, call.axes, fn, call.sizes)  # type: ignore[no-any-return]
+        return operators.run_unpool(call, values, indices)  # type: ignore[no-any-return]
     try:
         if differentiated(values):
             return autograd.unpool(values, indices, call)  # type: ignore[no-any-return]
@@ -172,6 +172,8 @@ def fractional(call: Call, x: Tensor, samples: Any, generator: Any) -> Any:
     """Max pooling over windows that random samples place."""
     fn, n_axes = call.function, len(call.axes)
     check_tensor(fn, x)
+    if exporting.scripted():
+        exporting.fractional(x, samples, call.axes, fn, (), ())
     places = _samples(call, x, samples, generator).reshape(*x.shape[:-n_axes], n_axes)
     if traced(x) or differentiated(x) or traced(places):
         # Samples may be symbolic or batched too. Indices have no derivative; values are taken at them.

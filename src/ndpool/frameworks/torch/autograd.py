@@ -273,6 +273,10 @@ class Lp(Function):
         for tensor in () if transforms_active() else (x, y, grad):
             if tensor.is_cpu and not is_legacy_batch(tensor):
                 check_memory(tensor)  # PyTorch's arithmetic does not
+        if ctx.norm == 2 and all(map(undifferentiated, (x, y, grad))):
+            found = kernels.norm_backward(ctx.args[0], grad, x, y, ctx.taps, ctx.args[1])
+            if found is not None:
+                return found, None
         before, after = lp_factors(x, y, ctx.taps, ctx.norm)
         return before * sum_backward(grad * after, *ctx.args), None
 

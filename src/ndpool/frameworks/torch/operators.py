@@ -19,7 +19,7 @@ from ndpool import geometry
 from ndpool._arguments import check_sizes
 from ndpool._call import BYTE_TAPS, INDEX64, OFFSET8, OFFSET32, Call, Unpool
 from ndpool._plan import with_sizes
-from ndpool.frameworks.torch import kernels
+from ndpool.frameworks.torch import exporting, kernels
 from ndpool.frameworks.torch import operator_checks as checks
 from ndpool.frameworks.torch.autograd import batched, lp_factors, shifted_axes, take
 from ndpool.frameworks.torch.tensors import EXTRA_DTYPES, channels_last, empty
@@ -67,7 +67,12 @@ def _empty_outputs(x: Tensor, axes: Any, fn: str, windows: Any, *dtypes: torch.d
 
 
 def _register(
-    op: Any, n_tensors: int, fake: Callable[..., Any], save: Any = None, backward: Any = None
+    op: Any,
+    n_tensors: int,
+    fake: Callable[..., Any],
+    save: Any = None,
+    backward: Any = None,
+    exported: Any = None,
 ) -> Any:
     def shaped(*args: Any) -> Any:
         # One tensor on the meta device sends the whole call here.
@@ -79,6 +84,8 @@ def _register(
     op.register_vmap(batched(op, n_tensors, shifted_axes))
     if backward is not None:
         op.register_autograd(backward, setup_context=save)
+    if exported is not None:
+        exporting.register(op, exported, shaped)
     return op
 
 
@@ -286,6 +293,7 @@ _register(
     lambda x, axes, fn, reduce, windows, dtype, *_: _empty_outputs(x, axes, fn, windows, dtype)[0],
     _pool_save,
     _pool_backward,
+    exporting.pool,
 )
 _register(
     pool_offsets,
@@ -295,11 +303,13 @@ _register(
     ),
     _offsets_save,
     _offsets_backward,
+    exporting.pool_offsets,
 )
 _register(
     pool_indices,
     1,
     lambda x, axes, fn, reduce, windows: tuple(_empty_outputs(x, axes, fn, windows, x.dtype, torch.int64)),
+    exported=exporting.pool_indices,
 )
 _register(
     sum_backward,
@@ -337,6 +347,7 @@ _register(
     ),
     _keep(2),
     lambda ctx, grad: (take(grad, ctx.saved_tensors[0], ctx.args[0]), None, None, None, None),
+    exporting.unpool,
 )
 _register(
     fractional,
@@ -345,11 +356,14 @@ _register(
         empty(x, with_sizes(x.shape, axes, outs), dtype, channels_last(x, axes), len(axes))
         for dtype in (x.dtype, torch.int64)
     ),
+    exported=exporting.fractional,
 )
 
 
 def run(call: Call, x: Tensor) -> Any:
     """A traced call, as the operator that computes what is asked for."""
+    if exporting.scripted():
+        return exporting.run(call, x)
     where = (call.axes, call.function, call.reduction.name, call.windows)
     if not call.reduction.has_index:
         return pool(x, *where, call.dtype, call.divisor, float(call.norm))
@@ -359,3 +373,9 @@ def run(call: Call, x: Tensor) -> Any:
     if not differentiates:
         return pool_indices(x, *where)
     return pool_offsets(x, *where)[0], pool_indices(x.detach(), *where)[1]
+
+
+def run_unpool(call: Unpool, values: Tensor, indices: Tensor) -> Any:
+    """A traced unpooling."""
+    how = exporting.unpool if exporting.scripted() else unpool
+    return how(values, indices, call.axes, call.function, call.sizes)

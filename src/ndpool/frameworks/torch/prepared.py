@@ -256,6 +256,7 @@ class Launches(NamedTuple):
     stride: tuple[int, ...] = ()  # of the gradient that `backward` reads
     new_grad: Any = None
     backward: Any = None  # None: gradients must be packed first
+    several: bool = False  # devices
 
 
 def _launches(call: Call, x: Tensor, last: bool) -> Launches | None:
@@ -291,7 +292,10 @@ def _training(call: Call, x: Tensor, forward: Launches) -> Launches | None:
     how, like = (x.shape, x.dtype, forward.last, len(call.axes)), forward.new()
     result = empty(torch.empty(0, device="meta"), *how)
     backward = kernels.cuda().backward_launch(call, like, result, forward.has_offsets, aligned=True)
-    return forward._replace(stride=like.stride(), new_grad=_new(x, *how)[0], backward=backward)
+    several = torch.cuda.device_count() > 1
+    return forward._replace(
+        stride=like.stride(), new_grad=_new(x, *how)[0], backward=backward, several=several
+    )
 
 
 def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
@@ -302,11 +306,12 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     training: Any = False  # made with the first training step
     start: Any = None  # a single kernel, once it is compiled
     new, new_extra, run, indices = forward.new, forward.new_extra, forward.run, call.extra == INDEX64
+    device, several = x.get_device(), torch.cuda.device_count() > 1
 
     def prepared(x: Tensor, out: Any) -> Any:
         nonlocal training, start
-        address, device = x.data_ptr(), x.get_device()
-        if out is not None or not address or address % 16 or device != _current_device():
+        address = x.data_ptr()
+        if out is not None or not address or address % 16 or (several and device != _current_device()):
             return None
         try:
             if x.requires_grad and is_grad_enabled():
@@ -319,7 +324,8 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
                 run(x, y, extra)
                 start = getattr(run, "start", None)
             else:
-                start(_current_stream(device), address, y.data_ptr(), extra.data_ptr())
+                result = y.data_ptr()
+                start(_current_stream(device), address, result, extra.data_ptr() if indices else result)
             return (y, extra) if indices else y
         except FAILURES as error:
             raise renamed(fn, error) from None
@@ -368,7 +374,11 @@ def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callabl
 
 
 class TrainCuda(Function):
-    """A prepared CUDA call with its backward pass, in reverse mode alone."""
+    """A prepared CUDA call with its backward pass, in reverse mode alone.
+
+    The backward pass runs in another thread, which has to be woken, so that each step there takes several
+    times as long as here.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, t: Launches) -> Tensor:
@@ -385,15 +395,19 @@ class TrainCuda(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         t = ctx.launches
-        offsets = ctx.saved_tensors[0] if t.has_offsets else grad
-        # Hooks of saved tensors may have changed the offsets.
-        if t.backward and undifferentiated(grad) and grad.stride() == t.stride == offsets.stride():
-            address, other, device = grad.data_ptr(), offsets.data_ptr(), _current_device()
-            aligned = address and other and not (address | other) % 16
-            if aligned and grad.get_device() == offsets.get_device() == device:
-                result = t.new_grad()
-                t.backward(grad, offsets, result)
-                return result, None
+        offsets, address = grad, grad.data_ptr()
+        fits = grad.stride() == t.stride and address and not address % 16
+        if t.has_offsets:
+            (offsets,) = ctx.saved_tensors
+            # Hooks of saved tensors may have changed the offsets.
+            other = offsets.data_ptr() if offsets.is_cuda else 0
+            fits = fits and offsets.stride() == t.stride and other and not other % 16
+        if t.several:
+            fits = fits and grad.get_device() == offsets.get_device() == _current_device()
+        if fits and t.backward is not None and undifferentiated(grad):
+            result = t.new_grad()
+            t.backward(grad, offsets, result)
+            return result, None
         if t.has_offsets:
             return max_backward(grad, offsets, t.call, t.last), None
         return sum_backward(grad, t.call, t.last), None

@@ -1,0 +1,124 @@
+"""JAX on the CPU: ndpool next to `lax.reduce_window`, both inside `jax.jit`, forward and gradient.
+
+The cases are those of `ndpool bench` with 2x2, 3x3 and 7x7 windows, in both memory layouts. Answers are
+compared first; then the contestants run in one process, in shuffled order, and medians are printed.
+
+    python benchmarks/jax_speed.py
+    python benchmarks/jax_speed.py --case vgg --rounds 31 --json results.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable
+from importlib.metadata import version
+from math import exp, log
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ndpool
+from ndpool._bench.cases import Case, select
+from ndpool._bench.peers import Jax, JaxChannelsLast
+
+GROUPS = ("max 2x2 s2", "max 3x3 s2", "max 3x3 s1", "max 7x7 s1", "avg 2x2 s2", "avg 3x3 s1", "avg k x k s1")
+KERNELS = (2, 3, 7)
+
+
+def cases(pattern: str | None) -> list[Case]:
+    """The cases with these windows that take part."""
+    found = [case for case in select(pattern) if case.group.startswith(GROUPS) and case.mode == "values"]
+    return [case for case in found if case.arguments["kernel_size"] in KERNELS and case.dtype == "float32"]
+
+
+def contestants(case: Case) -> dict[str, Callable[[Any], Any]]:
+    """The pools of a case, as functions of one array in its memory layout."""
+    last = case.layout == "NHWC"
+    theirs = (JaxChannelsLast if last else Jax).pool((JaxChannelsLast if last else Jax)(1), case)
+    given = dict(case.arguments)
+    if last:
+        window = (given.pop("kernel_size"),) * 2
+        return {
+            "reduce_window": theirs,
+            "ndpool": lambda x: ndpool.pool(x, window, axes=(1, 2), reduce=case.reduction, **given),
+        }
+    return {"reduce_window": theirs, "ndpool": lambda x: getattr(ndpool, case.function)(x, **given)}
+
+
+def gradient(pool: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """The gradient of the input, given that of the result."""
+    return lambda x, grad: jax.vjp(pool, x)[1](grad)[0]
+
+
+def times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Medians in milliseconds, in rounds of shuffled order."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for name in calls:
+        calls[name]()
+    for _ in range(rounds):
+        for name in random.sample(list(calls), len(calls)):
+            calls[name]()  # untimed: memory and caches as in a burst of calls
+            start = perf_counter()
+            calls[name]()
+            taken[name].append(perf_counter() - start)
+    return {name: 1e3 * median(values) for name, values in taken.items()}
+
+
+def measure(case: Case, rounds: int) -> list[dict[str, Any]]:
+    """Forward and gradient of a case, answers compared first."""
+    rng = np.random.default_rng(0)
+    shape = case.shape if case.layout == "NCHW" else (case.shape[0], *case.shape[2:], case.shape[1])
+    x = jnp.asarray(rng.standard_normal(shape, np.float32))
+    pools = contestants(case)
+    forward = {name: jax.jit(pool) for name, pool in pools.items()}
+    answers = {name: run(x) for name, run in forward.items()}
+    grad = jnp.asarray(rng.standard_normal(answers["ndpool"].shape, np.float32))
+    backward = {name: jax.jit(gradient(pool)) for name, pool in pools.items()}
+    gradients = {name: run(x, grad) for name, run in backward.items()}
+    for got in (answers, gradients):
+        np.testing.assert_allclose(
+            got["ndpool"], got["reduce_window"], rtol=1e-4, atol=1e-4, err_msg=case.name
+        )
+    rows = []
+    for mode, runs, inputs in (("forward", forward, (x,)), ("gradient", backward, (x, grad))):
+        calls = {
+            name: (lambda run=run, inputs=inputs: run(*inputs).block_until_ready())
+            for name, run in runs.items()
+        }
+        rows.append({"case": case.name, "group": case.group, "mode": mode, **times(calls, rounds)})
+    return rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", help="part of a case's name, network or group")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    print(f"{'case':24}{'mode':10}{'reduce_window ms':>18}{'ndpool ms':>12}{'times':>8}")
+    for case in cases(options.case):
+        for row in measure(case, options.rounds):
+            row["times"] = row["reduce_window"] / row["ndpool"]
+            rows.append(row)
+            figures = f"{row['reduce_window']:18.3f}{row['ndpool']:12.3f}{row['times']:8.2f}"
+            print(f"{row['case']:24}{row['mode']:10}{figures}", flush=True)
+    for mode in ("forward", "gradient"):
+        ratios = [row["times"] for row in rows if row["mode"] == mode]
+        mean = exp(sum(map(log, ratios)) / len(ratios))
+        print(f"{mode}: {mean:.2f} times (geometric mean of {len(ratios)}), least {min(ratios):.2f}")
+    if options.json:
+        about = {"jax": version("jax"), "threads": ndpool.get_num_threads()}
+        options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
