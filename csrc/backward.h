@@ -9,6 +9,7 @@
 #include "pick.h"
 #include "pick_lanes.h"
 #include "scatter.h"
+#include "scatter_planes.h"
 #include "spread.h"
 
 namespace ndpool {
@@ -195,23 +196,39 @@ private:
   }
 };
 
+// Whether windows are large: then it is cheaper to visit outputs than inputs.
+inline bool few_outputs(const Problem& p) {
+  double inputs = 1, outputs = 16;
+  for (int a = 0; a < p.n_axes; ++a) inputs *= double(p.axes[a].size), outputs *= double(p.axes[a].out);
+  return inputs >= outputs;
+}
+
 template <class V, class Offset> Kernel max_backward(const Problem& p) {
-  if (PickLanes<V, V, Offset>::serves(p)) return kernel_of<PickLanes<V, V, Offset>>();
-  if constexpr (std::is_same_v<V, float>) {
-    if (PickLanes<V, bf16, Offset>::serves(p)) return kernel_of<PickLanes<V, bf16, Offset>>();
-    if (PickLanes<V, f16, Offset>::serves(p)) return kernel_of<PickLanes<V, f16, Offset>>();
+  if (!specialised || few_outputs(p) || (p.lanes > 1 && p.lanes < wide<V>)) {
+    if (ScatterPlanes<V, V, Offset>::serves(p)) return kernel_of<ScatterPlanes<V, V, Offset>>();
+    if constexpr (std::is_same_v<V, float>) {
+      if (ScatterPlanes<V, bf16, Offset>::serves(p)) return kernel_of<ScatterPlanes<V, bf16, Offset>>();
+      if (ScatterPlanes<V, f16, Offset>::serves(p)) return kernel_of<ScatterPlanes<V, f16, Offset>>();
+    }
   }
-  if (Scatter<V, Offset>::serves(p)) return kernel_of<Scatter<V, Offset>>();
+  if constexpr (specialised) {
+    if (PickLanes<V, V, Offset>::serves(p)) return kernel_of<PickLanes<V, V, Offset>>();
+    if constexpr (std::is_same_v<V, float>) {
+      if (PickLanes<V, bf16, Offset>::serves(p)) return kernel_of<PickLanes<V, bf16, Offset>>();
+      if (PickLanes<V, f16, Offset>::serves(p)) return kernel_of<PickLanes<V, f16, Offset>>();
+    }
+    if (Scatter<V, Offset>::serves(p)) return kernel_of<Scatter<V, Offset>>();
+  }
   return kernel_of<Gather<V, Offset>>();
 }
 
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
-  if (PickRows<V, V>::serves(p)) return kernel_of<PickRows<V, V>>();
-#if !defined(__x86_64__) || defined(__AVX2__)
-  if constexpr (std::is_same_v<V, float>)
-    if (PickRows<V, bf16>::serves(p)) return kernel_of<PickRows<V, bf16>>();
-#endif
+  if constexpr (specialised) {
+    if (PickRows<V, V>::serves(p)) return kernel_of<PickRows<V, V>>();
+    if constexpr (std::is_same_v<V, float>)
+      if (PickRows<V, bf16>::serves(p)) return kernel_of<PickRows<V, bf16>>();
+  }
   if (p.extra == Extra::offset8) return max_backward<V, std::uint8_t>(p);
   if (p.extra == Extra::offset32) return max_backward<V, std::int32_t>(p);
   return SpreadRows<V>::serves(p) ? kernel_of<SpreadRows<V>>() : kernel_of<Gather<V, Spread>>();

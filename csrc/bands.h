@@ -82,8 +82,8 @@ public:
       while (hi < a.out && a.starts[hi] <= i) ++hi;
     }
   }
-  void next() {
-    ++i_;
+  void next(int64_t n = 1) {
+    i_ += n;
     while (lo < a_.out && start(lo) + (a_.regular() ? span() : a_.counts[lo]) <= i_) ++lo;
     while (hi < a_.out && start(hi) <= i_) ++hi;
   }

@@ -144,6 +144,13 @@ public:
     return n;
   }
 
+  // Elements of a plane of the input.
+  double inputs() const {
+    double n = 1;
+    for (const Axis& a : axes_) n *= double(a.size);
+    return n;
+  }
+
   // Elements of a whole window, padding and all; -1 when they cannot be counted.
   int64_t window() const {
     int64_t n = 1;
@@ -250,6 +257,7 @@ struct Member {
 
 // Axes of fewer elements are no lanes, and more are not joined to lanes.
 constexpr int64_t few_lanes = 8, many_lanes = 8192;
+constexpr double large_plane = 1 << 12;  // elements
 
 // Joins leading axes to the lanes that they continue in memory, or as many of their elements as divide them.
 void join_lanes(Problem& p, std::initializer_list<Member> members) {
@@ -464,6 +472,13 @@ struct Work {
   }
 };
 
+// Few channels, as of images, are lanes where rows are long or planes large; small planes of short rows are pooled side
+// by side.
+int64_t fewest_lanes(const Plan& plan) {
+  if (plan.inputs() > large_plane) return 2;
+  return std::clamp<int64_t>(64 / plan.axes().back().size, 2, few_lanes);
+}
+
 Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const std::vector<int>& axes,
                   const Buffer& y, Dtype y_type, const Buffer* extra, Extra extra_kind, bool divide,
                   int64_t divisor, double norm) {
@@ -482,8 +497,7 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = item_size(p.x_type);
-  // Few channels, as of images, are lanes where rows are long; where they are short, planes are pooled side by side.
-  const int64_t fewest = std::clamp<int64_t>(64 / plan.axes().back().size, 2, few_lanes);
+  const int64_t fewest = fewest_lanes(plan);
   if (extra)
     lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item,
             fewest);
@@ -524,9 +538,9 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
   Array& third = p.extra != Extra::none ? p.extra_array : p.aux;
   if (other)
     lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&third, other, true}}, p.y,
-            item, few_lanes);
+            item, fewest_lanes(plan));
   else
-    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, few_lanes);
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, fewest_lanes(plan));
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
   work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].size;
   work.cost = cost_of(p, item);

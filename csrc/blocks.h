@@ -24,9 +24,6 @@ template <class R, class S, bool coded> struct Blocks {
   static bool serves(const Problem& p) {
     if (p.lanes != 1 || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
     const int last = p.n_axes - 1;
-    // Short windows beside padding are found at every position of the row.
-    const Range whole = interior(p.axes[last], 0, p.axes[last].out);
-    if (p.axes[last].regular() && p.axes[last].kernel < long_sum && whole.lo > 0) return false;
     if (p.x.pooled[last] != sizeof(S) || (p.axes[last].regular() && p.axes[last].step != 1)) return false;
     for (int a = 0; a < p.n_axes; ++a) {
       const Axis& axis = p.axes[a];
@@ -225,25 +222,22 @@ private:
     const int last = p_.n_axes - 1;
     const Axis& axis = p_.axes[last];
     const int64_t step = p_.y.pooled[last], extra_step = p_.extra_array.pooled[last];
-    const bool whole = axis.regular() && axis.stride == axis.kernel && step == sizeof(S);
+    const bool whole = axis.regular() && axis.stride == axis.kernel && axis.kernel <= 16 && step == sizeof(S);
     for (int64_t unit = begin; unit < end; ++unit, walk_.next()) {
       const Rows rows = this->rows();
       const int64_t first = walk_.tile_begin(), n = walk_.tile_end() - first;
       const Span in = touched(walk_.last(), first, first + n);
-      const bool nan = rows.count() && fold(rows, rows.x + in.from, in.to - in.from, folded_);
+      // Sums of a single row are added up where it lies.
+      const V* folded = folded_;
+      bool nan = false;
+      if constexpr (!R::picks && std::is_same_v<S, V>)
+        if (rows.count() == 1 && !whole && rows.x + in.to + N <= end_) folded = rows.x + in.from;
+      if (rows.count() && folded == folded_) nan = fold(rows, rows.x + in.from, in.to - in.from, folded_);
       char* y = walk_.row(p_.y, first, first + n).data;
       char* extra = coded ? walk_.row(p_.extra_array, first, first + n).data : nullptr;
-      int64_t o = 0;
-      if (!nan && rows.count() && whole && full_.lo <= first) {
-        const int64_t wholes = least(n, full_.hi - first);
-        if constexpr (coded)
-          o = regular_codes(rows, first, wholes, reinterpret_cast<S*>(y), extra);
-        else
-          o = regular(rows, wholes, reinterpret_cast<S*>(y));
-      }
-      for (; o < n; ++o) {
+      const auto alone = [&](int64_t o) {
         const Window w = window(walk_.last(), first + o);
-        const V* from = folded_ + (w.start - in.from);
+        const V* from = folded + (w.start - in.from);
         V best = R::init();
         if constexpr (coded)
           if (rows.count() && w.taps && !nan) {
@@ -254,14 +248,24 @@ private:
             const int64_t slab = rows.slabs > 1 ? int64_t(row) / rows.rows : 0;
             settle(rows, w, first + o, slab, int64_t(row) - slab * rows.rows, column,
                    *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
-            continue;
+            return;
           }
-        if (rows.count() && w.taps) {
-          best = window_alone<R>(from, w.taps);
-        }
+        if (rows.count() && w.taps)
+          best = nan ? window_alone<R>(from, w.taps) : window_alone<R, false>(from, w.taps);
         if constexpr (!R::picks) best = mean(best, divisor(rows, first + o));
         finish(rows, w, first + o, nan, best, *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
+      };
+      int64_t o = 0;
+      for (const int64_t clipped = least(n, full_.lo - first); o < clipped; ++o) alone(o);
+      if (!nan && rows.count() && whole && o < full_.hi - first) {
+        const int64_t wholes = least(n, full_.hi - first) - o, skipped = begin_of(axis, first + o) - in.from;
+        S* to = reinterpret_cast<S*>(y) + o;
+        if constexpr (coded)
+          o += regular_codes(rows, first + o, wholes, skipped, to, extra + o * extra_step);
+        else
+          o += regular(rows, wholes, folded_ + skipped, to);
       }
+      for (; o < n; ++o) alone(o);
     }
   }
 
@@ -304,24 +308,24 @@ private:
   }
 
   // Whole windows that follow each other without a gap; returns how many were done.
-  int64_t regular(const Rows& rows, int64_t n, S* y) const {
+  int64_t regular(const Rows& rows, int64_t n, const V* from, S* y) const {
     switch (p_.axes[p_.n_axes - 1].kernel) {
     case 2:
-      return zipped<2>(rows, n, y);
+      return zipped<2>(rows, n, from, y);
     case 4:
-      return zipped<4>(rows, n, y);
+      return zipped<4>(rows, n, from, y);
     case 8:
-      return zipped<8>(rows, n, y);
+      return zipped<8>(rows, n, from, y);
     case 3:
-      return counted<3>(rows, n, y);
+      return counted<3>(rows, n, from, y);
     case 5:
-      return counted<5>(rows, n, y);
+      return counted<5>(rows, n, from, y);
     case 6:
-      return counted<6>(rows, n, y);
+      return counted<6>(rows, n, from, y);
     case 7:
-      return counted<7>(rows, n, y);
+      return counted<7>(rows, n, from, y);
     case 10:
-      return counted<10>(rows, n, y);
+      return counted<10>(rows, n, from, y);
     default:
       return 0;
     }
@@ -337,9 +341,8 @@ private:
   }
 
   // Windows of K columns, for K that vectors can be halved by.
-  template <int K> int64_t zipped(const Rows& rows, int64_t n, S* y) const {
+  template <int K> int64_t zipped(const Rows& rows, int64_t n, const V* from, S* y) const {
     const V by = divisor(rows, full_.lo);
-    const V* from = folded_;
     for (int64_t o = 0; o < n; o += N, from += K * N) {
       Vn x[K];
       for (int k = 0; k < K; ++k) x[k] = read<V, N>(from + k * N);
@@ -357,36 +360,79 @@ private:
   }
 
   // The same with codes: of equals the one of the earliest row, then of the earliest column.
-  int64_t regular_codes(const Rows& rows, int64_t first, int64_t n, S* y, char* extra) const {
+  int64_t regular_codes(const Rows& rows, int64_t first, int64_t n, int64_t skipped, S* y,
+                        char* extra) const {
     constexpr int half = N >= 8 ? N / 2 : N;
     const int64_t kernel = p_.axes[p_.n_axes - 1].kernel;
     if (rows.slabs != 1 || !packed_codes_ || sizeof(V) < 4) return 0;
+    const Folded from{folded_ + skipped, numbers_ + skipped};
     if (kernel == 4)
-      return n > half ? zipped_codes<4, N>(rows, first, n, y, extra)
-                      : zipped_codes<4, half>(rows, first, n, y, extra);
+      return n > half ? zipped_codes<4, N>(rows, first, n, from, y, extra)
+                      : zipped_codes<4, half>(rows, first, n, from, y, extra);
     if (kernel == 8)
-      return n > half ? zipped_codes<8, N>(rows, first, n, y, extra)
-                      : zipped_codes<8, half>(rows, first, n, y, extra);
-    return 0;
+      return n > half ? zipped_codes<8, N>(rows, first, n, from, y, extra)
+                      : zipped_codes<8, half>(rows, first, n, from, y, extra);
+    return kernel <= 16 ? counted_codes(rows, first, n, from, y, extra) : 0;
+  }
+
+  // A folded row and the numbers of the rows its elements are from.
+  struct Folded {
+    const V* value;
+    const C* number;
+  };
+
+  // The first code of a row of outputs, and how much codes grow from one row of the window to the next and from one
+  // output to the next.
+  struct Counting {
+    int64_t from;
+    C per_row, per_output;
+  };
+  Counting counting(const Rows& rows, int64_t first) const {
+    const Axis &last = p_.axes[p_.n_axes - 1], over = p_.n_axes > 1 ? p_.axes[p_.n_axes - 2] : single_axis(1);
+    if (p_.extra == Extra::index64)
+      return {(rows.slab_at * over.size + rows.row_at) * last.size + begin_of(last, first),
+              C(over.step * last.size), C(last.kernel)};
+    return {(rows.slab_tap * over.kernel + rows.row_tap) * last.kernel, C(last.kernel), 0};
+  }
+
+  int64_t counted_codes(const Rows& rows, int64_t first, int64_t n, Folded x, S* y, char* extra) const {
+    const int64_t kernel = p_.axes[p_.n_axes - 1].kernel;
+    const Counting count = counting(rows, first);
+    for (int64_t o = 0; o < n; ++o, x.value += kernel, x.number += kernel) {
+      V best = x.value[0];
+      C row = x.number[0], column = 0;
+      for (int64_t k = 1; k < kernel; ++k) {
+        const V v = x.value[k];
+        const C number = x.number[k];
+        const bool better = R::beats(v, best) | ((v == best) & (number < row));
+        best = better ? v : best;
+        row = better ? number : row;
+        column = better ? C(k) : column;
+      }
+      y[o] = store_as<S>(best);
+      const int64_t code = count.from + int64_t(row * count.per_row + column + C(o) * count.per_output);
+      if (p_.extra == Extra::offset8)
+        reinterpret_cast<std::uint8_t*>(extra)[o] = std::uint8_t(code);
+      else if (p_.extra == Extra::offset32)
+        reinterpret_cast<std::int32_t*>(extra)[o] = std::int32_t(code);
+      else
+        reinterpret_cast<int64_t*>(extra)[o] = code;
+    }
+    return n;
   }
 
   template <int K, int L>
-  int64_t zipped_codes(const Rows& rows, int64_t first, int64_t n, S* y, char* extra) const {
-    const Axis& last = p_.axes[p_.n_axes - 1];
+  int64_t zipped_codes(const Rows& rows, int64_t first, int64_t n, Folded folded, S* y, char* extra) const {
+    const auto [from, per_row, per_output] = counting(rows, first);
     const bool positions = p_.extra == Extra::index64;
-    const Axis over = p_.n_axes > 1 ? p_.axes[p_.n_axes - 2] : single_axis(1);
-    const int64_t from = positions
-                             ? (rows.slab_at * over.size + rows.row_at) * last.size + begin_of(last, first)
-                             : (rows.slab_tap * over.kernel + rows.row_tap) * K;
-    const C per_row = C(positions ? over.step * last.size : K), per_output = positions ? K : 0;
     Vec<C, L> output;
     for (int j = 0; j < L; ++j) output[j] = C(j) * per_output;
     for (int64_t o = 0; o < n; o += L, output += C(L) * per_output) {
       Vec<V, L> x[K];
       Vec<C, L> row[K];
       for (int k = 0; k < K; ++k) {
-        x[k] = read<V, L>(folded_ + o * K + k * L);
-        row[k] = read<C, L>(numbers_ + o * K + k * L);
+        x[k] = read<V, L>(folded.value + o * K + k * L);
+        row[k] = read<C, L>(folded.number + o * K + k * L);
       }
       unzip(x);
       unzip(row);
@@ -414,11 +460,11 @@ private:
     return n;
   }
 
-  template <int K> int64_t counted(const Rows& rows, int64_t n, S* y) const {
+  template <int K> int64_t counted(const Rows& rows, int64_t n, const V* from, S* y) const {
     const V by = divisor(rows, full_.lo);
     V best[N];
     int64_t o = 0;
-    for (const V* from = folded_; o < n; o += N) {
+    for (; o < n; o += N) {
       const int64_t here = least(N, n - o);
       for (int64_t j = 0; j < here; ++j, from += K) {
         V v = from[0];

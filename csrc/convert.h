@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "reducers.h"
+#include "simd.h"
 
 namespace ndpool {
 namespace {
@@ -47,10 +47,27 @@ template <class T, class F> inline void each(const Row& row, F&& f) {
 }
 
 template <class S, class V> void load_row(const Row& row, V* __restrict dst) {
+  if constexpr (is_half<S> && std::is_same_v<V, float>)
+    if (row.packed(sizeof(S))) {
+      const S* from = reinterpret_cast<const S*>(row.data);
+      const int64_t n = row.n * row.lanes, whole = n / wide<V> * wide<V>;
+      for (int64_t j = 0; j < whole; j += wide<V>) write(dst + j, read_as<V, wide<V>>(from + j));
+      for (int64_t j = whole; j < n; ++j) dst[j] = load_as<V>(from[j]);
+      return;
+    }
   each<S>(row, [dst](const S& s, int64_t j) { dst[j] = load_as<V>(s); });
 }
 
 template <class V, class O> void store_row(const V* __restrict src, const Row& row) {
+  if constexpr (is_half<O> && std::is_same_v<V, float>)
+    if (row.packed(sizeof(O))) {
+      O* to = reinterpret_cast<O*>(row.data);
+      const int64_t n = row.n * row.lanes, whole = n / wide<V> * wide<V>;
+      for (int64_t j = 0; j < whole; j += wide<V>)
+        write_as<wide<V>, false, O, V>(to + j, read<V, wide<V>>(src + j));
+      for (int64_t j = whole; j < n; ++j) to[j] = store_as<O>(src[j]);
+      return;
+    }
   each<O>(row, [src](O& o, int64_t j) { o = store_as<O>(src[j]); });
 }
 

@@ -474,28 +474,13 @@ template <class R, class S, bool coded> struct Direct {
     return mask;
   }
 
-  // Row by row without vectors: for the few rows where a vector would reach beyond the arrays.
-  static void scalar(const Problem& p, const Axis& a, const Strip<S>& strip) {
+  // Rows of windows without an input.
+  static void empty(const Problem& p, const Axis& a, const Strip<S>& strip) {
     for (int64_t i = 0; i < strip.count; ++i)
       for (int64_t o = 0; o < a.out; ++o) {
-        const Window w = window(a, o);
-        const int64_t shift = i * strip.step + w.start, element = i * strip.y_step + o;
-        V best = R::init();
-        Code code = strip.codes[0] + Code(w.lead) * strip.tap_code;
-        if constexpr (R::picks) {
-          for (int r = 0; r < strip.n_rows; ++r)
-            for (int64_t t = 0; t < w.taps; ++t)
-              merge_coded<R>(load_as<V>(strip.rows[r][shift + t * strip.tap]),
-                             strip.codes[r] + Code(w.lead + t) * strip.tap_code, best, code);
-        } else {
-          for (int64_t t = 0; t < w.taps && strip.n_rows > 0; ++t) {
-            V down = load_as<V>(strip.rows[0][shift + t]);
-            for (int r = 1; r < strip.n_rows; ++r) down += load_as<V>(strip.rows[r][shift + t]);
-            best = t ? best + down : down;
-          }
-          if (p.divide) best /= V(p.divisor ? p.divisor : most(1, strip.by * share(a, o)));
-        }
-        strip.y[element] = store_as<S>(best);
+        const Code code = strip.codes[0] + Code(window(a, o).lead) * strip.tap_code;
+        const int64_t element = i * strip.y_step + o;
+        strip.y[element] = store_as<S>(R::init());
         if constexpr (coded) {
           if (p.extra == Extra::offset8)
             reinterpret_cast<std::uint8_t*>(strip.extra)[element] = std::uint8_t(code);
@@ -546,15 +531,16 @@ template <class R, class S, bool coded> struct DirectRows {
   static void prepare(Problem& p) {
     p.tile = p.axes[p.n_axes - 1].out;
     p.units = p.planes * p.rows;
-    p.scratch = D::Carry::bytes(p.tile);
+    p.scratch = D::Carry::bytes(p.tile) + Edge::bytes(p);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     const int64_t out = p.axes[p.n_axes - 1].out;
     const typename D::Carry carry(memory, out);
+    const Edge edge(p, memory + D::Carry::bytes(p.tile));
     if constexpr (common || D::bytes)
-      if (out <= narrow_lanes<V>) return strips<narrow_lanes<V>>(p, begin, end, carry);
-    strips<wide<V>>(p, begin, end, carry);
+      if (out <= narrow_lanes<V>) return strips<narrow_lanes<V>>(p, begin, end, carry, edge);
+    strips<wide<V>>(p, begin, end, carry, edge);
   }
 
   // Whether the rows step evenly from plane to plane as well: all of them are one strip.
@@ -568,8 +554,44 @@ template <class R, class S, bool coded> struct DirectRows {
   }
 
 private:
-  template <int N>
-  static void strips(const Problem& p, int64_t begin, int64_t end, const typename D::Carry& carry) {
+  // Room for the rows of one window and a vector of results.
+  struct Edge {
+    int64_t ahead, pitch;
+    S *rows, *values;
+    char* extra;
+
+    Edge(const Problem& p, char* memory) : ahead(before(p)), pitch(length(p)) {
+      Scratch scratch(memory);
+      rows = scratch.take<S>(pitch * window_rows(p));
+      values = scratch.take<S>(wide<V>);
+      extra = scratch.take<char>(8 * wide<V>);
+    }
+    static int64_t bytes(const Problem& p) {
+      return Scratch::bytes<S>(length(p) * window_rows(p)) + Scratch::bytes<S>(wide<V>) +
+             Scratch::bytes<char>(8 * wide<V>);
+    }
+
+  private:
+    static int64_t before(const Problem& p) { return most(0, -p.axes[p.n_axes - 1].origin); }
+    static int64_t length(const Problem& p) {
+      const Axis& last = p.axes[p.n_axes - 1];
+      return before(p) + most(last.size, reach(last, wide<V>)) + wide<V>;
+    }
+    static int64_t window_rows(const Problem& p) {
+      int64_t n = 1;
+      for (int a = 0; a + 1 < p.n_axes; ++a) n *= p.axes[a].kernel;
+      return n;
+    }
+  };
+
+  // Elements from the beginning of a row to behind the last that vectors of `lanes` outputs read.
+  static int64_t reach(const Axis& last, int64_t lanes) {
+    return last.origin + (most(last.out, lanes) - 1) * last.stride + (last.kernel - 1) * last.step +
+           last.stride;
+  }
+
+  template <int N> static void strips(const Problem& p, int64_t begin, int64_t end,
+                                      const typename D::Carry& carry, const Edge& edge) {
     const Axis& last = p.axes[p.n_axes - 1];
     const typename D::Row row{last.out, last.origin, interior(last, 0, last.out)};
     Mask<V, N> masks[2];
@@ -577,7 +599,7 @@ private:
       masks[0] = D::template mask_of<N>(last, 0);
       masks[1] = D::template mask_of<N>(last, most(0, last.out - N));
     }
-    const Line<N> line{p, last, row, masks, carry};
+    const Line<N> line{p, last, row, masks, carry, edge};
     const bool ordered = follows(p, p.y, sizeof(S), Over::outputs);
     Walk<Over::outputs> walk(p, begin);
     for (int64_t unit = begin; unit < end;) {
@@ -601,6 +623,7 @@ private:
     const typename D::Row& row;
     const Mask<V, N>* masks;
     const typename D::Carry& carry;
+    const Edge& edge;
   };
 
   // Small planes that follow each other evenly, but for those at the ends of the array: the strips of the first are
@@ -726,11 +749,35 @@ private:
 
   template <int N> static void do_strip(const Line<N>& line, const Strip<S>& strip, int64_t spill) {
     const Problem& p = line.p;
-    const Range safe = strip.n_rows ? vector_rows(p, line.last, line.row, strip, N, spill) : Range{0, 0};
-    if (safe.lo >= safe.hi) return D::scalar(p, line.last, strip);
-    D::scalar(p, line.last, part(p, strip, 0, safe.lo));
+    if (strip.n_rows == 0) return D::empty(p, line.last, strip);
+    Range safe = vector_rows(p, line.last, line.row, strip, N, spill);
+    if (safe.lo >= safe.hi) safe = {strip.count, strip.count};
+    for (int64_t i = 0; i < safe.lo; ++i) at_edge<N>(line, part(p, strip, i, i + 1));
     vectors<N>(line, strip, safe);
-    D::scalar(p, line.last, part(p, strip, safe.hi, strip.count));
+    for (int64_t i = safe.hi; i < strip.count; ++i) at_edge<N>(line, part(p, strip, i, i + 1));
+  }
+
+  // A row whose vectors would reach beyond the arrays: it is read from copies with room around them and, where it is
+  // shorter than a vector, written by way of one.
+  template <int N> static void at_edge(const Line<N>& line, Strip<S> strip) {
+    const Problem& p = line.p;
+    const int64_t out = line.last.out, item = p.extra == Extra::offset8 ? 1 : 8;
+    for (int r = 0; r < strip.n_rows; ++r) {
+      S* copy = line.edge.rows + r * line.edge.pitch + line.edge.ahead;
+      const int64_t ahead = line.edge.ahead, size = line.last.size;
+      for (int64_t j = -ahead; j < 0; ++j) copy[j] = S{};
+      std::memcpy(copy, strip.rows[r], size_t(size) * sizeof(S));
+      for (int64_t j = size; j < line.edge.pitch - ahead; ++j) copy[j] = S{};
+      strip.rows[r] = copy;
+    }
+    if (out >= N) return vectors<N>(line, strip, {0, 1});
+    S* y = strip.y;
+    char* extra = strip.extra;
+    strip.y = line.edge.values;
+    strip.extra = line.edge.extra;
+    vectors<N>(line, strip, {0, 1});
+    std::memcpy(y, strip.y, size_t(out) * sizeof(S));
+    if (coded) std::memcpy(extra, strip.extra, size_t(out * item));
   }
 
   // The rows of a strip that may be read and written `lanes` outputs at a time.
@@ -743,8 +790,7 @@ private:
     }
     // What a vector reads: from the first tap of the first window to beyond the last of the last.
     const int64_t ahead = most(0, -row.origin);
-    const int64_t reads =
-        row.origin + (most(row.out, lanes) - 1) * last.stride + (last.kernel - 1) * last.step + last.stride;
+    const int64_t reads = reach(last, lanes);
     const S *first = reinterpret_cast<const S*>(p.x.data),
             *end = reinterpret_cast<const S*>(readable_end(p, p.x, sizeof(S), Over::inputs));
     for (int r = 0; r < strip.n_rows; ++r) {

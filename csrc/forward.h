@@ -12,16 +12,6 @@ constexpr int64_t tile_bytes = 96 * 1024;  // what a worker keeps at hand: well 
 constexpr int64_t least_tile = 64;
 constexpr int group = 4;  // rows folded at a time when there is nothing to keep
 
-// The beginning of plane q of an array.
-static inline char* plane_of(const Problem& p, const Array& array, int64_t q) {
-  char* data = array.data;
-  for (int a = p.n_lead - 1; a >= 0; --a) {
-    data += q % p.lead_shape[a] * array.lead[a];
-    q /= p.lead_shape[a];
-  }
-  return data;
-}
-
 // The kernel of square windows of float32 that move by one in two dimensions, their taps `step` apart; 0 for all
 // others.
 static inline int64_t square_kernel(const Problem& p, int64_t step = 1) {
@@ -162,7 +152,7 @@ template <class R, bool coded> struct Rows {
     set_tiles(p, (last.stride * 3 + 2) * p.lanes * int64_t(sizeof(V)), last.out);
     p.scratch = RowSet::bytes(p) + group * Scratch::bytes<V>(input_length(p)) +
                 2 * Scratch::bytes<V>(row_length(p)) + Scratch::bytes<V>(interleaved * p.lanes + N) +
-                (coded ? Scratch::bytes<V>(row_length(p)) + 3 * Scratch::bytes<Code>(row_length(p)) : 0);
+                (coded ? 2 * Scratch::bytes<V>(row_length(p)) + 3 * Scratch::bytes<Code>(row_length(p)) : 0);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -184,6 +174,23 @@ private:
       found_{};  // the folded row, windows at every position, those of the outputs
   V* parts_;
   const char* end_;  // of what vectors may read
+  const bool searches_;
+  UnsignedLike<V>* missing_ = nullptr;  // all bits of a value whose place is still to be found
+
+  // Of large windows that share little, the values come first and then their places: two passes without codes are
+  // faster than one with them.
+  static constexpr int64_t least_searched = 24, most_visits = 4;
+  static bool searched(const Problem& p) {
+    int64_t taps = 1, visits = 1;
+    for (int a = 0; a < p.n_axes; ++a) {
+      const Axis& axis = p.axes[a];
+      taps *= axis.kernel;
+      visits *=
+          axis.regular() ? ceil_div(axis.kernel, axis.stride) : ceil_div(axis.out * axis.kernel, axis.size);
+    }
+    return coded && p.axes[p.n_axes - 1].step == 1 && taps >= least_searched && visits <= most_visits;
+  }
+  bool keeps_codes() const { return coded && !searches_; }
 
   // Of a tile's inputs, and with padding around them; vectors reach past both.
   static int64_t input_length(const Problem& p) {
@@ -198,7 +205,7 @@ private:
 
   Rows(const Problem& p, Scratch& scratch)
       : p_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)), codes_(p),
-        end_(readable_end(p, p.x, sizeof(V), Over::inputs)) {
+        end_(readable_end(p, p.x, sizeof(V), Over::inputs)), searches_(searched(p)) {
     for (V*& buffer : buffers_) buffer = scratch.take<V>(input_length(p));
     row_.value = scratch.take<V>(row_length(p));
     found_.value = scratch.take<V>(row_length(p));
@@ -207,6 +214,7 @@ private:
       row_.code = scratch.take<Code>(row_length(p));
       everywhere_ = {scratch.take<V>(row_length(p)), scratch.take<Code>(row_length(p))};
       found_.code = scratch.take<Code>(row_length(p));
+      missing_ = scratch.take<UnsignedLike<V>>(row_length(p));
     }
   }
 
@@ -225,19 +233,22 @@ private:
       const V* x = down(walk, rows, in, first, last.regular() ? first + span : in.to);
       if (!x) return false;
       if (last.regular()) {
-        if (!coded && x == row_.value) pad(first, in.from, in.to, first + span);
+        if (!keeps_codes() && x == row_.value) pad(first, in.from, in.to, first + span);
         if (!R::picks && last.kernel >= long_sum)
           long_sums(x, last, o0, o1, first);
         else
           regular(x, last, o1 - o0);
-        if constexpr (coded) {
-          const Range whole = interior(last, o0, o1);
-          clipped(last, o0, whole.lo, o0, first);
-          clipped(last, whole.hi, o1, o0, first);
-        }
+        if constexpr (coded)
+          if (!searches_) {
+            const Range whole = interior(last, o0, o1);
+            clipped(last, o0, whole.lo, o0, first);
+            clipped(last, whole.hi, o1, o0, first);
+          }
       } else {
         irregular(x, last, o0, o1, first);
       }
+      if constexpr (coded)
+        if (searches_) search(walk, rows, in, o0, o1);
     }
     if constexpr (coded) {
       empty_codes(walk, rows.count() == 0, o0, o1);
@@ -251,7 +262,7 @@ private:
   // Folds the rows of the windows; position `first` is the first of the result. A single row that needs no padding is
   // taken as it is, where vectors may read past its end.
   const V* down(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, int64_t first, int64_t last) {
-    if (!coded && rows.count() == 1 && in.from == first && in.to == last) {
+    if (!keeps_codes() && rows.count() == 1 && in.from == first && in.to == last) {
       const V* x = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), 0, row_.value);
       if (x == row_.value || reinterpret_cast<const char*>(x + (in.to - in.from) * p_.lanes + N) <= end_)
         return x;
@@ -263,12 +274,12 @@ private:
     for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
       if (p_.stopped()) return nullptr;
       values[held] = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), 0, buffers_[held]);
-      base[held++] = coded ? rows.code(p_.axes) : 0;
+      base[held++] = keeps_codes() ? rows.code(p_.axes) : 0;
       if (held < group && r + 1 < rows.count()) continue;
-      if constexpr (coded)
-        fold_coded<R>(values, base, held, row_.value + at, row_.code + at, width, r >= group);
-      else
-        fold<R>(values, held, row_.value + at, width, r >= group);
+      if constexpr (coded) {
+        if (!searches_) fold_coded<R>(values, base, held, row_.value + at, row_.code + at, width, r >= group);
+      }
+      if (!keeps_codes()) fold<R>(values, held, row_.value + at, width, r >= group);
       held = 0;
     }
     return row_.value;
@@ -285,22 +296,21 @@ private:
 
   void regular(const V* x, const Axis& a, int64_t n) {
     const int64_t unit = p_.lanes, tap = a.step * unit, positions = ((n - 1) * a.stride + 1) * unit;
-    if constexpr (coded) {
-      coded_windows_everywhere<R>(row_, positions, a.kernel, tap, a.stride == 1 ? found_ : everywhere_);
-      if (a.stride > 1) {
+    if constexpr (coded)
+      if (!searches_) {
+        coded_windows_everywhere<R>(row_, positions, a.kernel, tap, a.stride == 1 ? found_ : everywhere_);
+        if (a.stride == 1) return;
         every(everywhere_.value, n, a.stride, unit, found_.value);
-        every(everywhere_.code, n, a.stride, unit, found_.code);
+        return every(everywhere_.code, n, a.stride, unit, found_.code);
       }
-    } else {
-      // Long windows that share little are folded one by one.
-      if (a.step == 1 && a.kernel >= long_sum && a.stride * 8 > a.kernel) {
-        for (int64_t o = 0; o < n; ++o)
-          window_alone<R>(x + o * a.stride * unit, a.kernel, unit, parts_, found_.value + o * unit);
-      } else {
-        windows_everywhere<R>(x, positions, a.kernel, tap, a.stride == 1 ? found_.value : row_.value);
-        if (a.stride > 1) every(row_.value, n, a.stride, unit, found_.value);
-      }
+    // Long windows that share little are folded one by one.
+    if (a.step == 1 && a.kernel >= long_sum && a.stride * 8 > a.kernel) {
+      for (int64_t o = 0; o < n; ++o)
+        window_alone<R>(x + o * a.stride * unit, a.kernel, unit, parts_, found_.value + o * unit);
+      return;
     }
+    windows_everywhere<R>(x, positions, a.kernel, tap, a.stride == 1 ? found_.value : row_.value);
+    if (a.stride > 1) every(row_.value, n, a.stride, unit, found_.value);
   }
 
   // Sums of long windows: of their taps inside the input alone, whose number decides on the order.
@@ -345,11 +355,113 @@ private:
         continue;
       }
       if constexpr (coded)
-        coded_window_alone<R>({row_.value + at, row_.code + at}, a.counts[o], unit, unit, 0,
-                              {found_.value + to, found_.code + to});
-      else
-        window_alone<R>(x + at, a.counts[o], unit, parts_, found_.value + to);
+        if (!searches_) {
+          coded_window_alone<R>({row_.value + at, row_.code + at}, a.counts[o], unit, unit, 0,
+                                {found_.value + to, found_.code + to});
+          continue;
+        }
+      window_alone<R>(x + at, a.counts[o], unit, parts_, found_.value + to);
     }
+  }
+
+  // The places of the values found: the first that is equal, or the last NaN. Rows are visited in order until every
+  // value has its place.
+  void search(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, int64_t o0, int64_t o1) {
+    const int64_t unit = p_.lanes;
+    int64_t left = 0;
+    bool has_nan = false;
+    for (int64_t o = o0, j = 0; o < o1; ++o) {
+      const bool empty = window(walk.last(), o).taps == 0;
+      for (int64_t c = 0; c < unit; ++c, ++j) {
+        const bool nan = is_nan(found_.value[j]);
+        has_nan |= nan;
+        left += !nan && !empty;
+        missing_[j] = nan || empty ? 0 : ~UnsignedLike<V>(0);
+      }
+    }
+    rows.reset();
+    for (int64_t r = 0; r < rows.count() && (left || has_nan) && !p_.stopped(); ++r, rows.next()) {
+      const V* x = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), in.from, buffers_[0]);
+      const Code base = rows.code(p_.axes);
+      for (int64_t o = o0; o < o1; ++o) {
+        const Window w = window(walk.last(), o);
+        const V* from = x + w.start * unit;
+        left -= first_equal(from, w.taps, unit, base + Code(w.lead), (o - o0) * unit);
+        if (has_nan) last_nan(from, w.taps, unit, base + Code(w.lead), (o - o0) * unit);
+      }
+    }
+  }
+
+  // Places of the missing values of one window among the taps of one row; how many were found.
+  int64_t first_equal(const V* x, int64_t taps, int64_t unit, Code code, int64_t j) {
+    int64_t found = 0;
+    if (unit == 1) {
+      if (!missing_[j]) return 0;
+      const int64_t t = place_of(x, taps, found_.value[j]);
+      if (t == taps) return 0;
+      found_.code[j] = code + Code(t);
+      missing_[j] = 0;
+      return 1;
+    }
+    constexpr int few = least(N, 8);
+    if (unit >= N) return first_equal_of<N>(x, taps, unit, code, j);
+    if (unit >= few) return first_equal_of<few>(x, taps, unit, code, j);
+    for (int64_t c = 0; c < unit; ++c) {
+      if (!missing_[j + c]) continue;
+      int64_t t = 0;
+      while (t < taps && x[t * unit + c] != found_.value[j + c]) ++t;
+      if (t == taps) continue;
+      found_.code[j + c] = code + Code(t);
+      missing_[j + c] = 0;
+      ++found;
+    }
+    return found;
+  }
+
+  // The same for L neighbours at a time; of the last ones some are looked at twice.
+  template <int L> int64_t first_equal_of(const V* x, int64_t taps, int64_t unit, Code code, int64_t j) {
+    using U = Vec<UnsignedLike<V>, L>;
+    int64_t found = 0;
+    for (int64_t from = 0; from < unit; from += L) {
+      const int64_t c = least(from, unit - L);
+      U missing = read<UnsignedLike<V>, L>(missing_ + j + c);
+      if (!any(missing)) continue;
+      const Vec<V, L> best = read<V, L>(found_.value + j + c);
+      for (int64_t t = 0; t < taps; ++t) {
+        const U hit = reinterpret_cast<U>(read<V, L>(x + t * unit + c) == best) & missing;
+        if (!any(hit)) continue;
+        for (int k = 0; k < L; ++k)
+          if (hit[k]) found_.code[j + c + k] = code + Code(t), ++found;
+        missing &= ~hit;
+        if (!any(missing)) break;
+      }
+      write(missing_ + j + c, missing);
+    }
+    return found;
+  }
+
+  // The first of n elements that is equal to a value, or n.
+  static int64_t place_of(const V* x, int64_t n, V value) {
+    using Vn = Vec<V, N>;
+    const Vn wanted = all_of<Vn>(value);
+    for (int64_t t = 0; n >= N && t < n; t += N) {
+      const int64_t at = least(t, n - N);  // the last ones may be compared twice
+      const auto equal = read<V, N>(x + at) == wanted;
+      if (any(equal)) return at + first_set(equal);
+    }
+    if (n >= N) return n;
+    int64_t t = 0;
+    while (t < n && x[t] != value) ++t;
+    return t;
+  }
+
+  void last_nan(const V* x, int64_t taps, int64_t unit, Code code, int64_t j) {
+    for (int64_t c = 0; c < unit; ++c)
+      for (int64_t t = taps - 1; t >= 0 && is_nan(found_.value[j + c]); --t)
+        if (is_nan(x[t * unit + c])) {
+          found_.code[j + c] = code + Code(t);
+          break;
+        }
   }
 
   // Windows without an input: the nearest tap of theirs.

@@ -52,13 +52,8 @@ namespace {
 
 #if !NDPOOL_IS(table)
 
-// Which types have engines of their own beside the general ones, for windows that networks and images have. Processors
-// without AVX2 are rare by now: they have them for what is common.
-#if defined(__x86_64__) && !defined(__AVX2__)
-template <class S> constexpr bool common = std::is_same_v<S, float> || std::is_same_v<S, std::uint8_t>;
-#else
-template <class S> constexpr bool common = is_half<S> || is_real<S> || sizeof(S) == 1;
-#endif
+// Which types have engines of their own, for windows that networks and images have.
+template <class S> constexpr bool common = specialised && (is_half<S> || is_real<S> || sizeof(S) == 1);
 template <class R> constexpr bool is_min = std::is_same_v<R, Min<typename R::V>>;
 
 int64_t taps_of(const Problem& p) {
@@ -96,7 +91,7 @@ template <class R, bool coded> bool slides(const Problem& p) {
 
 // Common windows of float32 and bytes with stride 1.
 template <class R> Kernel common_stride1(const Problem& p) {
-  if constexpr (std::is_same_v<typename R::V, float>) {
+  if constexpr (specialised && std::is_same_v<typename R::V, float>) {
     if (Tracks<R>::serves(p)) return kernel_of<Tracks<R>>();
 #if defined(__AVX512VL__)
     if (Strips<R>::serves(p)) return kernel_of<Strips<R>>();
@@ -123,7 +118,7 @@ template <class R, class S> Kernel pick(const Problem& p) {
     if (slides<R, false>(p)) return kernel_of<Slide<R, false>>();
     if constexpr (special)
       if (const Kernel found = direct_engine<R, S, false>(p); found.run) return found;
-    if constexpr (!special)
+    if constexpr (specialised && !special)
       if (p.lanes > 1 && shares_little(p) && Lanes<R, S, false>::serves(p))
         return kernel_of<Lanes<R, S, false>>();
     return kernel_of<Rows<R, false>>();

@@ -22,6 +22,7 @@ template <class R, class S, bool coded> struct Lanes {
 
   static bool serves(const Problem& p) {
     if (p.lanes < N || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
+    if (!R::picks && p.axes[p.n_axes - 1].kernel > sum_block) return false;
     if (p.x.lane != sizeof(S) || p.y.lane != sizeof(S)) return false;
     for (int a = 0; a < p.n_axes; ++a)
       if (!p.axes[a].regular() && p.axes[a].table_stride) return false;

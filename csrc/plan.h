@@ -71,6 +71,13 @@ static inline Window window(const Axis& a, int64_t o) {
   return taps_within(a, o, 0, a.size);
 }
 
+// The taps of a window that stand in [lo, hi), a part of the input.
+static inline Window window(const Axis& a, int64_t o, int64_t lo, int64_t hi) {
+  if (a.regular()) return taps_within(a, o, lo, hi);
+  const int64_t lead = most(0, lo - a.starts[o]);
+  return {a.starts[o] + lead, most(0, least(a.counts[o], hi - a.starts[o]) - lead), lead};
+}
+
 // What a window contributes to its divisor: taps that were cut off because they never meet the input count, too.
 static inline int64_t share(const Axis& a, int64_t o) {
   if (!a.regular()) return a.counts[o];

@@ -3,7 +3,8 @@
 // every regular window is whole. Work is done on flat runs of neighbours, whatever the unit: partial results for every
 // position first, then those of the outputs are picked out.
 //   Max and min double their reach: 1, 2, 4, ... taps, and two overlapping halves make a window of any length.
-//   Sums add tap after tap; from `long_sum` taps on 16 interleaved sums, which are added by halves at the end.
+//   Sums add tap after tap; from 32 taps on 16 interleaved sums, which are added by halves at the end; longer rows are
+//   sums of blocks of 512 taps.
 // So the order of additions depends on the number of taps alone.
 #pragma once
 
@@ -14,20 +15,34 @@ namespace {
 
 constexpr int64_t long_sum = 32;  // taps from which on a row's sum is interleaved
 constexpr int interleaved = 16;
+constexpr int64_t sum_block = 512;  // taps of a row that are added up on their own
 
-// The exact merge of two vectors: NaN wins.
-template <class R, class Vx> __attribute__((always_inline)) inline Vx merged(Vx later, Vx best) {
+// The merge of two vectors. Exact: NaN wins. Speculative: there is none, and one instruction is enough.
+template <class R, bool exact = true, class Vx>
+__attribute__((always_inline)) inline Vx merged(Vx later, Vx best) {
   if constexpr (!R::picks) {
     if constexpr (is_real<typename R::V>) return best + later;
     using U = Vec<UnsignedLike<typename R::V>, length_of<Vx>>;  // wraps
     return reinterpret_cast<Vx>(reinterpret_cast<U>(best) + reinterpret_cast<U>(later));
   } else {
     const Vx value = R::beats(later, best) ? later : best;
-    if constexpr (is_real<typename R::V>)
+    if constexpr (exact && is_real<typename R::V>)
       return later != later ? later : value;
     else
       return value;
   }
+}
+
+// Whether there may be a NaN among n elements, behind which a vector may read: their sum is none.
+template <class V> bool may_hold_nan(const V* x, int64_t n) {
+  constexpr int N = wide<V>;
+  Vec<V, N> a{}, b{};
+  for (int64_t j = 0; j < n; j += 2 * N) {
+    a += read<V, N>(x + j);
+    if (j + N < n) b += read<V, N>(x + j + N);
+  }
+  a += b;
+  return any(a != a);
 }
 
 // dst[j] = f(j) for vectors from 0 on, the last of which may overlap its neighbour or, below one vector, reach past n:
@@ -39,16 +54,18 @@ template <class V, class F> __attribute__((always_inline)) inline void each_vect
 
 // Whole windows of `kernel` taps, `tap` elements apart, at every position of a row: dst[j] for j < n. `x` and `dst` are
 // scratch rows that may be the same, with room for a vector past their ends.
-template <class R>
+template <class R, bool exact = true>
 void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64_t tap, typename R::V* dst) {
   using V = typename R::V;
   constexpr int N = wide<V>;
+  if constexpr (exact && R::picks && is_real<V>)
+    if (!may_hold_nan(x, n + (kernel - 1) * tap)) return windows_everywhere<R, false>(x, n, kernel, tap, dst);
   if constexpr (R::picks) {
     int64_t m = 1;
     for (; 4 * m <= kernel; m *= 2) {
       const int64_t shift = m * tap;
       each_vector(n + (kernel - 2 * m) * tap, dst,
-                  [&](int64_t j) { return merged<R>(read<V, N>(x + j + shift), read<V, N>(x + j)); });
+                  [&](int64_t j) { return merged<R, exact>(read<V, N>(x + j + shift), read<V, N>(x + j)); });
       x = dst;
     }
     // The rest of 1, 2 or 3 parts of m taps, which may overlap.
@@ -56,69 +73,95 @@ void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64
     if (parts == 1)
       each_vector(n, dst, [&](int64_t j) { return read<V, N>(x + j); });
     else if (parts == 2)
-      each_vector(n, dst, [&](int64_t j) { return merged<R>(read<V, N>(x + j + rest), read<V, N>(x + j)); });
+      each_vector(n, dst,
+                  [&](int64_t j) { return merged<R, exact>(read<V, N>(x + j + rest), read<V, N>(x + j)); });
     else
       each_vector(n, dst, [&](int64_t j) {
-        const Vec<V, N> two = merged<R>(read<V, N>(x + j + middle), read<V, N>(x + j));
+        const Vec<V, N> two = merged<R, exact>(read<V, N>(x + j + middle), read<V, N>(x + j));
         const int64_t more = kernel > 3 * m ? 2 * middle : rest;
-        const Vec<V, N> three = merged<R>(read<V, N>(x + j + more), two);
-        return kernel > 3 * m ? merged<R>(read<V, N>(x + j + rest), three) : three;
+        const Vec<V, N> three = merged<R, exact>(read<V, N>(x + j + more), two);
+        return kernel > 3 * m ? merged<R, exact>(read<V, N>(x + j + rest), three) : three;
       });
-  } else if (kernel < long_sum) {
+  } else {
     each_vector(n, dst, [&](int64_t j) {
       Vec<V, N> sum = read<V, N>(x + j);
       for (int64_t t = 1; t < kernel; ++t) sum = merged<R>(read<V, N>(x + j + t * tap), sum);
       return sum;
     });
-  } else {
-    each_vector(n, dst, [&](int64_t j) {
-      Vec<V, N> sums[interleaved];
-      for (int64_t t = 0; t < interleaved; ++t) sums[t] = read<V, N>(x + j + t * tap);
-      for (int64_t t = interleaved; t < kernel; ++t) {
-        Vec<V, N>& sum = sums[t % interleaved];
-        sum = merged<R>(read<V, N>(x + j + t * tap), sum);
-      }
-      for (int m = interleaved / 2; m > 0; m /= 2)
-        for (int k = 0; k < m; ++k) sums[k] = merged<R>(sums[k + m], sums[k]);
-      return sums[0];
-    });
   }
 }
 
 // The elements of a vector by halves: all of them together in the first.
-template <class R, class Vx> __attribute__((always_inline)) inline typename R::V by_halves(Vx v) {
+template <class R, bool exact = true, class Vx>
+__attribute__((always_inline)) inline typename R::V by_halves(Vx v) {
   constexpr int n = length_of<Vx>;
-  if constexpr (n >= 16) v = merged<R>(shifted<n >= 16 ? 8 : 0>(v, v), v);
-  if constexpr (n >= 8) v = merged<R>(shifted<n >= 8 ? 4 : 0>(v, v), v);
-  if constexpr (n >= 4) v = merged<R>(shifted<n >= 4 ? 2 : 0>(v, v), v);
-  v = merged<R>(shifted<1>(v, v), v);
+  if constexpr (n >= 16) v = merged<R, exact>(shifted<n >= 16 ? 8 : 0>(v, v), v);
+  if constexpr (n >= 8) v = merged<R, exact>(shifted<n >= 8 ? 4 : 0>(v, v), v);
+  if constexpr (n >= 4) v = merged<R, exact>(shifted<n >= 4 ? 2 : 0>(v, v), v);
+  v = merged<R, exact>(shifted<1>(v, v), v);
   return v[0];
 }
 
-// One window of `taps` neighbouring elements, behind which a vector may read.
-template <class R> typename R::V window_alone(const typename R::V* x, int64_t taps) {
+// One block of a window, of at least 16 taps: 16 interleaved results, then by halves. Vectors read behind it.
+template <class R, bool exact> typename R::V block_alone(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
   constexpr int N = least(interleaved, wide<V>), W = interleaved / N;
   using Vn = Vec<V, N>;
-  if (taps < long_sum) {
-    V best = x[0];
-    for (int64_t t = 1; t < taps; ++t) best = R::merge(x[t], best);
-    return best;
-  }
   Vn parts[W];
   for (int w = 0; w < W; ++w) parts[w] = read<V, N>(x + w * N);
   int64_t at = interleaved;
   for (; at + interleaved <= taps; at += interleaved)
-    for (int w = 0; w < W; ++w) parts[w] = merged<R>(read<V, N>(x + at + w * N), parts[w]);
+    for (int w = 0; w < W; ++w) parts[w] = merged<R, exact>(read<V, N>(x + at + w * N), parts[w]);
   Vec<UnsignedLike<V>, N> lane;
   for (int k = 0; k < N; ++k) lane[k] = UnsignedLike<V>(k);
   for (int w = 0; w < W && at + w * N < taps; ++w) {
     const auto inside = lane < UnsignedLike<V>(least(N, taps - at - w * N));
-    parts[w] = merged<R>(inside ? read<V, N>(x + at + w * N) : all_of<Vn>(R::init()), parts[w]);
+    parts[w] = merged<R, exact>(inside ? read<V, N>(x + at + w * N) : all_of<Vn>(R::init()), parts[w]);
   }
   for (int m = W / 2; m > 0; m /= 2)
-    for (int w = 0; w < m; ++w) parts[w] = merged<R>(parts[w + m], parts[w]);
-  return by_halves<R>(parts[0]);
+    for (int w = 0; w < m; ++w) parts[w] = merged<R, exact>(parts[w + m], parts[w]);
+  return by_halves<R, exact>(parts[0]);
+}
+
+// Whole blocks in turn, so that no addition waits for the one before it.
+template <class R, bool exact, int Blocks>
+void blocks_alone(const typename R::V* x, typename R::V (&dst)[Blocks]) {
+  using V = typename R::V;
+  constexpr int N = least(interleaved, wide<V>), W = interleaved / N;
+  Vec<V, N> parts[Blocks][W];
+  for (int b = 0; b < Blocks; ++b)
+    for (int w = 0; w < W; ++w) parts[b][w] = read<V, N>(x + b * sum_block + w * N);
+  for (int64_t at = interleaved; at < sum_block; at += interleaved)
+    for (int b = 0; b < Blocks; ++b)
+      for (int w = 0; w < W; ++w)
+        parts[b][w] = merged<R, exact>(read<V, N>(x + b * sum_block + at + w * N), parts[b][w]);
+  for (int b = 0; b < Blocks; ++b) {
+    for (int m = W / 2; m > 0; m /= 2)
+      for (int w = 0; w < m; ++w) parts[b][w] = merged<R, exact>(parts[b][w + m], parts[b][w]);
+    dst[b] = by_halves<R, exact>(parts[b][0]);
+  }
+}
+
+// One window of `taps` neighbouring elements, behind which a vector may read.
+template <class R, bool exact = true> typename R::V window_alone(const typename R::V* x, int64_t taps) {
+  using V = typename R::V;
+  constexpr int together = interleaved / wide<V> >= 4 ? 1 : 4;  // of few registers none is left for more
+  const auto part = [](const V* x, int64_t taps) {
+    if (taps >= long_sum) return block_alone<R, exact>(x, taps);
+    V best = x[0];
+    for (int64_t t = 1; t < taps; ++t) best = R::merge(x[t], best);
+    return best;
+  };
+  if (taps <= sum_block) return part(x, taps);
+  V all = part(x, sum_block);
+  int64_t at = sum_block;
+  for (; at + together * sum_block <= taps; at += together * sum_block) {
+    V blocks[together];
+    blocks_alone<R, exact>(x + at, blocks);
+    for (const V& block : blocks) all = R::merge(block, all);
+  }
+  for (; at < taps; at += sum_block) all = R::merge(part(x + at, least(sum_block, taps - at)), all);
+  return all;
 }
 
 // One window of `taps` neighbouring positions of `unit` elements: `unit` results. `work` holds 16 units.
@@ -135,11 +178,17 @@ template <class R> void window_alone(const typename R::V* x, int64_t taps, int64
     for (; j + N <= n; j += N) write(to + j, merged<R>(read<V, N>(from + j), read<V, N>(to + j)));
     for (; j < n; ++j) to[j] = R::merge(from[j], to[j]);
   };
-  const int64_t block = (taps < long_sum ? 1 : interleaved) * unit, all = taps * unit;
-  for (int64_t j = 0; j < block; ++j) work[j] = x[j];
-  for (int64_t at = block; at < all; at += block) add(x + at, work, least(block, all - at));
-  for (int64_t n = block / 2; n >= unit; n /= 2) add(work + n, work, n);
-  for (int64_t c = 0; c < unit; ++c) dst[c] = work[c];
+  for (int64_t first = 0; first < taps; first += sum_block, x += sum_block * unit) {
+    const int64_t here = least(sum_block, taps - first), all = here * unit;
+    const int64_t block = (here < long_sum ? 1 : interleaved) * unit;
+    for (int64_t j = 0; j < block; ++j) work[j] = x[j];
+    for (int64_t at = block; at < all; at += block) add(x + at, work, least(block, all - at));
+    for (int64_t n = block / 2; n >= unit; n /= 2) add(work + n, work, n);
+    if (first == 0)
+      for (int64_t c = 0; c < unit; ++c) dst[c] = work[c];
+    else
+      add(work, dst, unit);
+  }
 }
 
 // Every `stride`-th position of a row, `unit` elements of each. `dst` has room for a vector past its end.
@@ -158,6 +207,20 @@ void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __
         for (; o < n; o += N) write(dst + o, evens(read<T, N>(x + 2 * o), read<T, N>(x + 2 * o + N)));
       }
     }
+    if constexpr (packs<T>)
+      if (stride > 2 && stride <= N) {
+        // As many vectors as the stride hold a vector of outputs: which elements of each, and the first one's number.
+        std::uint32_t bits[N] = {};
+        int64_t first[N];
+        for (int64_t k = N - 1; k >= 0; --k) {
+          bits[k * stride / N] |= 1u << k * stride % N;
+          first[k * stride / N] = k;
+        }
+        for (; o < n; o += N, x += N * stride)
+          for (int64_t k = 0; k < stride && o + first[k] < n; ++k)
+            write(dst + o + first[k], packed(read<T, N>(x + k * N), bits[k]));
+        return;
+      }
     for (; o < n; ++o) dst[o] = x[o * stride];
     return;
   }

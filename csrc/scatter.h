@@ -19,7 +19,7 @@ template <class V, class Offset> class Scatter {
   static constexpr int shift = 22;  // a product and a shift divide codes below 1024 by the taps of a row
 
 public:
-  static constexpr const char* engine = "max_backward_scatter";
+  static constexpr const char* engine = "max_backward_rows";
 
   static bool serves(const Problem& p) {
     return p.lanes == 1 && most_slabs(p) <= max_slabs && p.axes[p.n_axes - 1].out <= 1 << 20;
@@ -85,7 +85,7 @@ private:
     width_ = i1 - i0;
     outs_ = {Cover(last, i0).lo, Cover(last, i1 - 1).hi};
     for (int64_t o = outs_.lo; o < outs_.hi; ++o) {
-      const Window w = part(last, o, i0, i1);
+      const Window w = window(last, o, i0, i1);
       at_[o - outs_.lo] = Place(start(last, o) - i0);
       lead_[o - outs_.lo] = Place(w.lead);
       taps_[o - outs_.lo] = Place(w.taps);
@@ -94,13 +94,6 @@ private:
 
   static int64_t start(const Axis& a, int64_t o) {
     return a.regular() ? a.origin + o * a.stride : a.starts[o];
-  }
-
-  // The taps of window o that stand in [lo, hi), a part of the input.
-  static Window part(const Axis& a, int64_t o, int64_t lo, int64_t hi) {
-    if (a.regular()) return taps_within(a, o, lo, hi);
-    const int64_t lead = most(0, lo - a.starts[o]);
-    return {a.starts[o] + lead, most(0, least(a.counts[o], hi - a.starts[o]) - lead), lead};
   }
 
   void slab(const Walk<Over::inputs>& walk, int64_t h0, int64_t h1) {
@@ -227,7 +220,7 @@ private:
     plane_size_ = rows.out * n;
     const Place kernel = Place(walk.last().kernel);
     for (int64_t o = 0, j = 0; o < rows.out; ++o) {
-      const Window w = part(rows, o, 0, rows.size);
+      const Window w = window(rows, o);
       for (int64_t c = 0; c < n; ++c, ++j) {
         Place* at = plane_ + j / L * 5 * L + j % L;
         at[0] = Place(start(rows, o) * width_) + at_[c];
@@ -247,7 +240,7 @@ private:
   void find(const Walk<Over::inputs>& walk, const Slab& slab, int64_t o, int64_t h0, int64_t h1,
             Place* places) const {
     const Axis &rows = walk.axis(p_.n_axes - 2), &last = walk.last();
-    const Window w = part(rows, o, h0, h1);
+    const Window w = window(rows, o, h0, h1);
     const Row row = outputs(walk, p_.extra_array, slab.extra, o);
     const Offset* offsets = reinterpret_cast<const Offset*>(row.data);
     if (!row.packed(sizeof(Offset)) || row.data + (row.n + L) * int64_t(sizeof(Offset)) > end_) {

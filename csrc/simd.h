@@ -21,6 +21,13 @@ constexpr int vector_bytes = 32;
 constexpr int vector_bytes = 16;
 #endif
 
+// x86 processors without AVX2 are rare by now: they have the general engines alone, which are quick to compile.
+#if defined(__x86_64__) && !defined(__AVX2__)
+constexpr bool specialised = false;
+#else
+constexpr bool specialised = true;
+#endif
+
 template <int Bytes> struct UnsignedOf;
 template <> struct UnsignedOf<1> {
   using type = std::uint8_t;
@@ -271,6 +278,25 @@ template <class V> inline bool any(V mask) {
   std::uint64_t all = 0;
   for (int i = 0; i < int(sizeof(V) / 8); ++i) all |= words[i];
   return all != 0;
+}
+
+// Whether `packed` is one instruction.
+#if defined(__AVX512F__)
+template <class T> constexpr bool packs = sizeof(T) >= 4;
+#else
+template <class T> constexpr bool packs = false;
+#endif
+
+// The elements whose bits are set, side by side.
+template <class V> inline V packed([[maybe_unused]] V v, [[maybe_unused]] std::uint32_t bits) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Element<V>) == 4)
+    return reinterpret_cast<V>(_mm512_maskz_compress_epi32(__mmask16(bits), reinterpret_cast<__m512i>(v)));
+  else
+    return reinterpret_cast<V>(_mm512_maskz_compress_epi64(__mmask8(bits), reinterpret_cast<__m512i>(v)));
+#else
+  return v;
+#endif
 }
 
 // The first element that is set, or as many as there are.

@@ -137,15 +137,18 @@ private:
     }
     if (Columns::fixed(last) && (last.stride == 1 || p_.lanes == 1)) return;
     Cover cover(last, tile_);
-    for (int64_t i = tile_; i < walk_.tile_end(); ++i, cover.next()) {
+    for (int64_t i = tile_; i < walk_.tile_end();) {
+      const int64_t alike = least(cover.alike(), walk_.tile_end() - i);
       int64_t first = cover.lo;
       while (first < cover.hi && !cover.holds(first)) ++first;
       const int64_t n = ceil_div(cover.hi - first, skip_);
       first -= columns_.first;
       if (n_runs_ && runs_[n_runs_ - 1].n == n && (n == 0 || runs_[n_runs_ - 1].first == first))
-        ++runs_[n_runs_ - 1].end;
+        runs_[n_runs_ - 1].end += alike;
       else
-        runs_[n_runs_++] = {i - tile_, i + 1 - tile_, first, n};
+        runs_[n_runs_++] = {i - tile_, i + alike - tile_, first, n};
+      i += alike;
+      cover.next(alike);
     }
   }
 
@@ -270,7 +273,7 @@ private:
         if (!ready) sum(added, m, row_, width_);
         copy(ready ? added[0] : row_, y, y_pitch, count, room);
       }
-      for (int64_t r = 0; r < count; ++r) cover.next();
+      cover.next(count);
       h += count;
       y += count * y_pitch;
       room -= count * width_;

@@ -28,6 +28,16 @@ private:
   char* at_;
 };
 
+// The beginning of plane q of an array.
+static inline char* plane_of(const Problem& p, const Array& array, int64_t q) {
+  char* data = array.data;
+  for (int a = p.n_lead - 1; a >= 0; --a) {
+    data += q % p.lead_shape[a] * array.lead[a];
+    q /= p.lead_shape[a];
+  }
+  return data;
+}
+
 // Rows are counted over the outputs (forward) or the inputs (backward) of the outer axes.
 template <Over over> class Walk {
 public:

@@ -110,8 +110,9 @@ INDUCTOR = [
 ]
 
 
-def test_inductor():
+def test_inductor(monkeypatch):
     """pytorch#198119, pytorch#183249: gradients of ceil-mode averages, samples from a seed, in one graph."""
+    monkeypatch.setenv("CI", "true")  # where Inductor refuses operators that have a decomposition
 
     def net(x):
         return sum(

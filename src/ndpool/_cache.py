@@ -13,8 +13,14 @@ from typing import Any
 
 from ndpool._call import Function
 from ndpool._native import BUILT, core
+from ndpool._plan import Plan
 
-MAX_WINDOWS = 1024  # along an axis of a cached call: the cache keeps no large tables
+MAX_WINDOWS = 1024  # of an irregular axis of a cached call
+
+
+def has_large_tables(plan: Plan) -> bool:
+    """Whether a plan lists more windows than a cached call may keep; regular axes list none."""
+    return any(axis.starts is not None and axis.starts.size > MAX_WINDOWS for axis in plan.axes)
 
 
 class CallCache:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ndpool import geometry
 from ndpool._arguments import input_name
-from ndpool._cache import MAX_WINDOWS, recall, remember
+from ndpool._cache import has_large_tables, recall, remember
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, Call, Saved, Unpool
 from ndpool._native import core, core_plan
 from ndpool._plan import with_sizes
@@ -99,7 +99,7 @@ def prepare(call: Call, x: NDArray[Any]) -> Any:
         return None
     how = arithmetic(call.function, reduction, DTYPES[code], None, call.divisor, call.norm)
     shape = with_sizes(x.shape, call.axes, call.plan.out)
-    if how != (reduction, DTYPES[code], False, 0) or not prod(shape) or max(call.plan.out) > MAX_WINDOWS:
+    if how != (reduction, DTYPES[code], False, 0) or not prod(shape) or has_large_tables(call.plan):
         return None
     try:
         like = _empty(x, shape, x.dtype)

@@ -259,38 +259,47 @@ class Lp(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, call = inputs
-        mean, ctx.taps = ("sum", 1) if call.divisor else ("avg", call.plan.taps)
-        ctx.norm = call.norm
-        inner = call._replace(reduction=REDUCTIONS[mean], divisor=0, norm=0.0)
-        ctx.args = inner, channels_last(x, call.axes)
+        x, ctx.call = inputs
+        ctx.last = channels_last(x, ctx.call.axes)
         ctx.save_for_backward(x, output)
         ctx.save_for_forward(x, output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, y = ctx.saved_tensors
-        for tensor in () if transforms_active() else (x, y, grad):
-            if tensor.is_cpu and not is_legacy_batch(tensor):
-                check_memory(tensor)  # PyTorch's arithmetic does not
-        if ctx.norm == 2 and all(map(undifferentiated, (x, y, grad))):
-            found = kernels.norm_backward(ctx.args[0], grad, x, y, ctx.taps, ctx.args[1])
-            if found is not None:
-                return found, None
-        before, after = lp_factors(x, y, ctx.taps, ctx.norm)
-        return before * sum_backward(grad * after, *ctx.args), None
+        return lp_backward(grad, *ctx.saved_tensors, ctx.call, ctx.last), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
         # PyTorch disables forward mode here, also for outer levels, which differentiate the factors.
         with _set_fwd_grad_enabled(True):
             x, y = (torch._VF._unpack_dual(t, level=forward_ad._current_level)[0] for t in ctx.saved_tensors)
-            before, after = lp_factors(x, y, ctx.taps, ctx.norm)
-            return after * sum_pool(tangent * before, *ctx.args)
+            linear, taps = inside_norm(ctx.call)
+            before, after = lp_factors(x, y, taps, ctx.call.norm)
+            return after * sum_pool(tangent * before, linear, ctx.last)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         return batched(lp_pool, 1, shifted)(info, in_dims, *args)
+
+
+def inside_norm(call: Call) -> tuple[Call, int]:
+    """The sum or average inside an Lp pooling, and the taps that its result is multiplied by."""
+    mean, taps = ("sum", 1) if call.divisor else ("avg", call.plan.taps)
+    return call._replace(reduction=REDUCTIONS[mean], divisor=0, norm=0.0), taps
+
+
+def lp_backward(grad: Tensor, x: Tensor, y: Tensor, call: Call, last: bool) -> Tensor:
+    """The gradient of Lp pooling from its input and its output."""
+    for tensor in () if transforms_active() else (x, y, grad):
+        if tensor.is_cpu and not is_legacy_batch(tensor):
+            check_memory(tensor)  # PyTorch's arithmetic does not
+    linear, taps = inside_norm(call)
+    if call.norm == 2 and all(map(undifferentiated, (x, y, grad))):
+        found: Tensor | None = kernels.norm_backward(linear, grad, x, y, taps, last)
+        if found is not None:
+            return found
+    before, after = lp_factors(x, y, taps, call.norm)
+    return before * sum_backward(grad * after, linear, last)  # type: ignore[no-any-return]
 
 
 def lp_factors(x: Tensor, y: Tensor, taps: int, norm: float) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,8 @@ graph it is written over: tensors. Eager and compiled calls never come here.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -203,3 +205,21 @@ def register(op: Any, decomposition: Callable[..., Any], fake: Callable[..., Any
         return fake(*args) if get_proxy_mode() is None else decomposition(*args)
 
     register_decomposition(getattr(torch.ops.ndpool, op._name).default)(decompose)
+
+
+def allow_fallback(op: Any) -> None:
+    """Let Inductor call an operator that has a decomposition: where CI is set, it refuses to.
+
+    Called while an operator is traced: Inductor is imported by then, if it is to compile it.
+    """
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    overload = getattr(torch.ops.ndpool, op._name).default
+    if lowering is None or not os.environ.get("CI") or overload in lowering.lowerings:
+        return
+    try:
+        from torch._library.utils import get_layout_constraint_tag
+
+        constraint = lowering.tag_to_layout_constraint(get_layout_constraint_tag(overload))
+    except (ImportError, AttributeError):  # an older PyTorch
+        constraint = None
+    lowering.make_fallback(overload, layout_constraint=constraint, warn=False)

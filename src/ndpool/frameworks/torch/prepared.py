@@ -18,7 +18,7 @@ from torch.autograd import Function
 from torch.autograd.graph import increment_version
 
 from ndpool import _record
-from ndpool._cache import MAX_WINDOWS
+from ndpool._cache import has_large_tables
 from ndpool._call import BYTE_TAPS, INDEX64, NO_EXTRA, OFFSET8, Call
 from ndpool._native import core, core_plan
 from ndpool._plan import with_sizes
@@ -26,8 +26,10 @@ from ndpool._policy import DTYPES, FIRST_FLOAT, arithmetic
 from ndpool.frameworks.torch import cpu, kernels
 from ndpool.frameworks.torch.autograd import (
     direct,
+    inside_norm,
     link_to,
     linked,
+    lp_backward,
     max_backward,
     sum_backward,
     undifferentiated,
@@ -60,7 +62,7 @@ def prepare(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     how = arithmetic(call.function, call.reduction, DTYPES[code], None, call.divisor, call.norm)
     if how != (call.reduction, DTYPES[code], False, 0) or not x.numel() or not prod(call.plan.out):
         return None
-    if max(call.plan.out) > MAX_WINDOWS:
+    if has_large_tables(call.plan):
         return None
     try:
         with torch.inference_mode(False):
@@ -115,18 +117,18 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
     new, stride = _new(x, shape, x.dtype, last, n_axes)
     source, target = (0, x.shape, x.stride()), (0, shape, stride)
 
-    def core_call(kind: int, x: Any, y: Any, backward: bool = False) -> Any:
+    def core_call(call: Call, kind: int, x: Any, y: Any, backward: bool = False) -> Any:
         how = (code, axes, kind, call.reduction.divides, backward, call.divisor, call.norm)
         return core.Call(core_plan(plan), call.reduction.op, x, y, *how).run
 
     try:
-        run = core_call(call.extra, source, target)
+        run = core_call(call, call.extra, source, target)
     except ValueError:  # `run` raises it again, in the name of the function
         return None
     bytes_needed, itemsize, dtype = extent(x), x.itemsize, x.dtype
     training = None
-    differentiable = code >= FIRST_FLOAT and call.extra == NO_EXTRA and not call.reduction.norm
-    if differentiable:
+    if code >= FIRST_FLOAT and call.extra == NO_EXTRA:
+        linear = inside_norm(call)[0] if call.reduction.norm else call
         new_grad, grad_stride = _new(x, x.shape, x.dtype, last, n_axes)
         small = prod(shape) <= _SMALL and not last and plan.taps <= BYTE_TAPS
         kind = call.offsets if has_index else NO_EXTRA
@@ -139,8 +141,8 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
             new_grad=new_grad,
             outs=shape,
             stride=stride,
-            forward=core_call(kind, source, target) if has_index else run,
-            backward=core_call(kind, target, (0, x.shape, grad_stride), True),
+            forward=core_call(call, kind, source, target) if has_index else run,
+            backward=core_call(linear, kind, target, (0, x.shape, grad_stride), True),
             n_offsets=prod(shape) if has_index and small else 0,
             has_offsets=has_index,
             keeps_input=x.numel() <= 4 * _SMALL and (small or not has_index),
@@ -154,6 +156,8 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
             if x.requires_grad and is_grad_enabled():
                 if training is None or out is not None:
                     return None
+                if call.reduction.norm:
+                    return _train_norm(x, training)
                 link = None if x.is_leaf or training.keeps_input else link_to(x)
                 return _train_cpu(x, training, link)
             if x.untyped_storage().nbytes() < bytes_needed + x.storage_offset() * itemsize:
@@ -241,7 +245,35 @@ def _late_link(ctx: Any) -> Any:
     return link_to(node.variable if hasattr(node, "variable") else ctx.saved_tensors[-1])
 
 
-_train_cpu = direct(TrainCpu)
+class TrainNorm(Function):
+    """A prepared Lp pooling with its backward pass, in reverse mode alone: its derivative needs input and output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, t: Training) -> Any:
+        check_memory(x)
+        y: Tensor = t.new()
+        if not t.forward(x, y, None):
+            y = cpu.pool(t.call, x, t.last)
+        ctx.save_for_backward(x, y)
+        ctx.training = t
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        t, (x, y) = ctx.training, ctx.saved_tensors
+        if t.call.norm != 2 or not all(map(undifferentiated, (x, y, grad))):
+            return lp_backward(grad, x, y, t.call, t.last), None
+        for tensor in (x, y, grad):
+            check_memory(tensor)  # PyTorch's arithmetic does not
+        _, taps = inside_norm(t.call)
+        scaled = (grad / y).masked_fill_(y == 0, 0).mul_(taps)
+        result = t.new_grad()
+        if scaled.stride() == t.stride and t.backward(scaled, result, None):
+            return result.mul_(x), None
+        return lp_backward(grad, x, y, t.call, t.last), None
+
+
+_train_cpu, _train_norm = direct(TrainCpu), direct(TrainNorm)
 
 
 class Launches(NamedTuple):
