@@ -3,6 +3,8 @@
 What can go wrong with files is tested here for the functions, and in ``test_cli_files.py`` for the command.
 """
 
+import asyncio
+import errno
 import json
 import os
 import zipfile
@@ -591,6 +593,80 @@ def test_continuing_notices_another_input(tmp_path):
         ndpool.files.pool(source, target, 2, chunks=4, resume=True)
     ndpool.files.pool(source, target, 2, chunks=4, overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ["in.npy", "out.zarr"]
+
+
+def test_a_finished_zarr_without_its_name_is_continued(tmp_path):
+    """Another program took the name meanwhile: what was computed is not computed again."""
+    pytest.importorskip("zarr", reason="Zarr files need zarr")
+    source, target = save(tmp_path, hard_values((64, 64), "float32")), tmp_path / "out.zarr"
+    with pytest.raises(FileExistsError, match=r"pool: the output exists"):
+        ndpool.files.pool(source, target, 2, chunks=4, progress=lambda *_: target.mkdir(exist_ok=True))
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("out.zarr.partial/c/*/*")}
+    assert len(done) == 64
+    target.rmdir()
+    ndpool.files.pool(source, target, 2, chunks=4, resume=True)
+    assert sorted(path.stat().st_mtime_ns for path in target.rglob("c/*/*")) == sorted(done.values())
+    assert not (target / ".ndpool-journal").exists()
+
+
+def test_a_zarr_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    zarr = pytest.importorskip("zarr", reason="Zarr files need zarr")
+    x = hard_values((8, 8), "float32")
+    target = ndpool.files.pool(x, tmp_path / "out.zarr", 1)
+    rename = os.rename
+
+    def refusing(a, b):
+        if str(a).endswith(".partial") and b == target:
+            raise PermissionError(1, "not now")
+        rename(a, b)
+
+    monkeypatch.setattr(os, "rename", refusing)
+    with pytest.raises(PermissionError, match="not now"):
+        ndpool.files.pool(x, target, 2, overwrite=True)
+    assert_exact(zarr.open_array(str(target), mode="r")[...], x)
+    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "out.zarr.partial"]
+
+
+@pytest.mark.parametrize("how", ["resume", "overwrite"])
+def test_two_runs_at_once(how, tmp_path):
+    """The second refuses: it would remove or rename the folder that the first one writes to."""
+    zarr = pytest.importorskip("zarr", reason="Zarr files need zarr")
+    x = hard_values((64, 64), "float32")
+    target, refused = tmp_path / "out.zarr", []
+
+    def second(*_):
+        with pytest.raises(FileExistsError, match=r"pool: another run is writing .*out.zarr.partial"):
+            ndpool.files.pool(x, target, 2, chunks=4, memory=6000, **{how: True})
+        refused.append(how)
+
+    ndpool.files.pool(x, target, 2, chunks=4, memory=6000, progress=second)
+    assert len(refused) > 3
+    assert_exact(zarr.open_array(str(target), mode="r")[...], ndpool.pool(x, (2, 2)))
+    assert os.listdir(tmp_path) == ["out.zarr"]
+
+
+@pytest.mark.parametrize("name", ["out.zarr", "out.zarr.zip"])
+def test_zarr_has_ended_when_a_run_fails(name, tmp_path, monkeypatch):
+    """A full disk: chunks that Zarr has begun in its own thread are not written after the run."""
+    storage = pytest.importorskip("zarr.storage", reason="Zarr files need zarr")
+    store = storage.LocalStore if name == "out.zarr" else storage.ZipStore
+    begun, ended, original = [], [], store.set
+
+    async def slow(self, key, value, **options):
+        if "zarr.json" in key:
+            return await original(self, key, value, **options)
+        begun.append(key)
+        if len(begun) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await asyncio.sleep(0.05)
+        ended.append(key)
+
+    monkeypatch.setattr(store, "set", slow)
+    with pytest.raises(OSError, match="No space left on device"):
+        ndpool.files.pool(np.ones((64, 64)), tmp_path / name, 2, chunks=8)
+    assert len(begun) == 16
+    assert len(ended) == 15
+    assert os.listdir(tmp_path) == []
 
 
 def test_resume_needs_a_zarr_folder(tmp_path):
