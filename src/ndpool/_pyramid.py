@@ -6,7 +6,7 @@ Every level is pooled from the one before. The levels in memory come from `gener
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from ndpool._arguments import check_int, check_ints, check_range, normalize_axes, show
@@ -16,6 +16,9 @@ from ndpool.reductions import find
 A = TypeVar("A")
 SMALL = 256  # pixels along an axis that need no further level
 DIMS = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}  # by the number of axes
+ORDER = "tczyx"  # of the axes, as OME-Zarr demands
+SAME = {"q": "z", "i": "z", "time": "t", "lat": "y", "latitude": "y", "lon": "x", "longitude": "x"}
+SAME |= {"depth": "z", "lev": "z", "level": "z"}
 Axes = int | str | Sequence[int | str] | None
 
 
@@ -97,8 +100,8 @@ def pyramid(
     store : path, default None
         Folder (.zarr) or zip (.zarr.zip) to write; None returns the levels.
     dims : str or sequence of str, default None
-        Names of the axes, such as "tczyx". None means those of the file, or the last of "tczyx" ("zyx" for
-        three axes).
+        Names of the axes, such as "tczyx". None means those of the file or the xarray object, or the last of
+        "tczyx" ("zyx" for three axes).
     scale : mapping from str to float, default None
         Size of a pixel along the named axes; 1 where it is not given.
     units : mapping from str to str, default None
@@ -139,6 +142,8 @@ def pyramid(
         )
     if levels is not None:
         levels = check_range("pyramid", "levels", check_int("pyramid", "levels", levels), 1)
+    if dims is not None and not isinstance(dims, Sequence):
+        raise TypeError(f"pyramid: dims must be the names of the axes; got dims={show(dims)}")
     if store is not None:
         from ndpool.files import _ome
         from ndpool.files._errors import parse_bytes
@@ -151,12 +156,25 @@ def pyramid(
         )
     if isinstance(array, (str, os.PathLike)):
         raise ValueError(f"pyramid: store must say where the pyramid of a file goes; got {str(array)!r}")
-    names = tuple(dims) if dims is not None else ()
+    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+        raise TypeError(f"pyramid: array must be an array; got {type(array).__qualname__}")
+    shape, own = tuple(array.shape), tuple(getattr(array, "dims", ()))  # xarray's
+    names = tuple(dims) if dims is not None else own if axes is not None else letters(own, len(shape))
     found = [array]
-    at, steps = _steps(tuple(array.shape), names, axes, factor, levels)
+    at, steps = _steps(shape, names, axes, factor, levels)
     for window in steps:
-        found.append(pool(found[-1], window, reduce=reduce, ceil_mode=True, axes=at))
+        found.append(next_level(found[-1], window, reduce, at))
     return found
+
+
+def next_level(array: Any, window: tuple[int, ...], reduce: str, axes: tuple[int, ...]) -> Any:
+    """The level after `array`, with errors that name `pyramid`."""
+    try:
+        return pool(array, window, reduce=reduce, ceil_mode=True, axes=axes)
+    except (ValueError, TypeError, MemoryError) as error:
+        message = str(error).removeprefix("pool: ").replace("x must", "array must", 1)
+        message = message.replace("ask for another with dtype=", "ask for reduce='max' or 'min'")
+        raise type(error)(f"pyramid: {message}") from None
 
 
 def _steps(
@@ -181,18 +199,29 @@ def _steps(
     return at, steps
 
 
+def letters(names: Sequence[str], ndim: int) -> tuple[str, ...]:
+    """The letters of the axes that an array or a file names; otherwise those of their places."""
+    found = tuple(SAME.get(name, name) for name in names)
+    return found if len(set(found)) == ndim and set(found) <= set(ORDER) else tuple(DIMS.get(ndim, ""))
+
+
 def _pooled_axes(shape: tuple[int, ...], names: tuple[str, ...], axes: Axes) -> tuple[int, ...]:
     ndim = len(shape)
-    if names and len(names) != ndim:
+    if names and (len(names) != ndim or len(set(names)) != ndim):
         raise ValueError(f"pyramid: dims must name the {ndim} axes of the array; got dims={show(names)}")
     names = names or tuple(DIMS.get(ndim, ""))
     if axes is None:
-        at = [a for a, name in enumerate(names) if name in "xyz"]
+        at = [a for a, name in enumerate(names) if name in ("x", "y", "z")]
         if not at:
-            raise ValueError(f"pyramid: axes must say what to pool; got an array with shape {shape} without")
+            raise ValueError(
+                f"pyramid: axes must say what to pool where none is called x, y or z; "
+                f"got axes=None with shape {shape} and dims={show(names)}"
+            )
         return tuple(at)
     numbers: list[int] = []
-    for axis in [axes] if isinstance(axes, (int, str)) else axes:
+    for axis in [axes] if isinstance(axes, str) or not isinstance(axes, Iterable) else axes:
+        if isinstance(axis, str) and axis not in names:
+            axis = SAME.get(axis, axis)
         if isinstance(axis, str) and axis not in names:
             raise ValueError(f"pyramid: axes must be among {', '.join(names)}; got axes={show(axes)}")
         numbers.append(names.index(axis) if isinstance(axis, str) else axis)
