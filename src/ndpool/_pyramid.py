@@ -1,6 +1,6 @@
 """`pyramid`: multiscale levels of an array in memory, of a lazy array, or of a file written as OME-Zarr.
 
-Every level is pooled from the one before. The levels in memory come from `general.pool`; `files._ome` writes.
+Every level is pooled from the one before. A level comes from `_levels`; `files._ome` writes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from ndpool._arguments import check_int, check_ints, check_range, normalize_axes, show
-from ndpool.general import Ints, pool
+from ndpool._levels import DIMS, SAME, letters, next_level
+from ndpool.general import Ints
 from ndpool.reductions import find
 
 A = TypeVar("A")
 SMALL = 256  # pixels along an axis that need no further level
-DIMS = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}  # by the number of axes
-ORDER = "tczyx"  # of the axes, as OME-Zarr demands
-SAME = {"q": "z", "i": "z", "time": "t", "lat": "y", "latitude": "y", "lon": "x", "longitude": "x"}
-SAME |= {"depth": "z", "lev": "z", "level": "z"}
 Axes = int | str | Sequence[int | str] | None
 
 
@@ -167,16 +164,6 @@ def pyramid(
     return found
 
 
-def next_level(array: Any, window: tuple[int, ...], reduce: str, axes: tuple[int, ...]) -> Any:
-    """The level after `array`, with errors that name `pyramid`."""
-    try:
-        return pool(array, window, reduce=reduce, ceil_mode=True, axes=axes)
-    except (ValueError, TypeError, MemoryError) as error:
-        message = str(error).removeprefix("pool: ").replace("x must", "array must", 1)
-        message = message.replace("ask for another with dtype=", "ask for reduce='max' or 'min'")
-        raise type(error)(f"pyramid: {message}") from None
-
-
 def _steps(
     shape: tuple[int, ...], names: tuple[str, ...], axes: Axes, factor: Ints, levels: int | None
 ) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
@@ -197,12 +184,6 @@ def _steps(
         sizes = [-(-n // w) for n, w in zip(sizes, window, strict=True)]
         steps.append(window)
     return at, steps
-
-
-def letters(names: Sequence[str], ndim: int) -> tuple[str, ...]:
-    """The letters of the axes that an array or a file names; otherwise those of their places."""
-    found = tuple(SAME.get(name, name) for name in names)
-    return found if len(set(found)) == ndim and set(found) <= set(ORDER) else tuple(DIMS.get(ndim, ""))
 
 
 def _pooled_axes(shape: tuple[int, ...], names: tuple[str, ...], axes: Axes) -> tuple[int, ...]:

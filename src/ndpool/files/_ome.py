@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ndpool._arguments import show
-from ndpool._pyramid import ORDER, letters, next_level
+from ndpool._levels import ORDER, letters, next_level
 from ndpool.files import _zarr
 from ndpool.files._errors import check_dtype, needs
 from ndpool.files._output import How, output
