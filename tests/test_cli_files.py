@@ -268,6 +268,72 @@ def test_the_disk_is_full(name, tmp_path):
     assert os.listdir(tmp_path) == ["in.npy"]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("name", ["out.zarr", "out.zarr.zip"])
+def test_signals_while_zarr_works(name, number, code, tmp_path):
+    """Zarr has a thread of its own; what it does at that moment neither complains nor stays."""
+    pytest.importorskip("zarr", reason="Zarr files need zarr")
+    np.save(tmp_path / "in.npy", np.ones((512, 512), "uint8"))
+    script = """if True:
+        import asyncio, os, sys, zarr
+        from ndpool._cli import main
+        store = zarr.storage.ZipStore if sys.argv[2].endswith("zip") else zarr.storage.LocalStore
+        original, seen = store.set, []
+        async def slow(self, key, *args, **kwargs):
+            if "zarr.json" not in key:
+                seen.append(key)
+                if len(seen) == 3:
+                    os.kill(os.getpid(), int(sys.argv[3]))
+                await asyncio.sleep(0.05)
+            await original(self, key, *args, **kwargs)
+        store.set = slow
+        sys.exit(main(["pool", *sys.argv[1:3], "--kernel", "2", "--chunks", "32"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "in.npy"), str(tmp_path / name), str(int(number))],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert done.stderr in ("ndpool: interrupted\n", "ndpool: terminated\n")
+    assert done.returncode == code
+    assert os.listdir(tmp_path) == ["in.npy"]
+
+
+def test_libraries_make_no_remarks(tmp_path):
+    """Warnings and log records do not go to stderr beside the line that says what is wrong."""
+    tifffile = pytest.importorskip("tifffile", reason="TIFF files need tifffile")
+    images = pytest.importorskip("PIL.Image", reason="PNG files need Pillow")
+    for name, damage in (("no.tif", 4), ("loop.tif", 8)):
+        tifffile.imwrite(tmp_path / name, np.zeros((8, 8), "uint8"))
+        data = bytearray((tmp_path / name).read_bytes())
+        data[4:8] = (2**32 - 1 if damage == 4 else 8).to_bytes(4, "little")
+        data[8:14] = (0).to_bytes(2, "little") + (8).to_bytes(4, "little")
+        (tmp_path / name).write_bytes(data)
+    images.new("1", (10_000, 10_000)).save(tmp_path / "large.png")
+    for name, message in (
+        ("no.tif", "no.tif is damaged; it has no page with an image"),
+        ("loop.tif", "loop.tif is damaged; it has no page with an image"),
+        ("large.png", "memory must hold all of"),
+    ):
+        arguments = ["pool", name, "out.npy", "--kernel", "2", "--memory", "1MiB"]
+        done = subprocess.run(
+            [sys.executable, "-W", "default", "-m", "ndpool", *arguments],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("ndpool: pool: ")
+        assert message in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_no_permission():
     """An input that may not be read, and a folder that may not be written to."""
     with tempfile.TemporaryDirectory() as name:

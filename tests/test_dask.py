@@ -297,6 +297,20 @@ def test_errors_come_before_anything_is_computed():
             ndpool.fractional_max_pool2d(x, 2, 3, _random_samples=da.zeros((1, 1, 2), dtype=np.float32))
 
 
+@pytest.mark.parametrize("edge_bytes", [0, 1 << 18])
+@pytest.mark.parametrize("size", [0, 19, 21])
+def test_blocks_of_other_sizes_than_declared_are_refused(size, edge_bytes, monkeypatch):
+    """Neighbours would take their elements for others, in a window over both."""
+    monkeypatch.setattr(framework, "EDGE_BYTES", edge_bytes)
+    blocks = {("x", i): np.zeros(size if i == 2 else 20) for i in range(5)}
+    y = ndpool.pool(da.Array(blocks, "x", ((20,) * 5,), dtype=np.float64), (3,), stride=1, padding=1)
+    for at in (1, 2, 3):
+        with pytest.raises(
+            ValueError, match=rf"pool: x must have blocks of the sizes .*; got .*\({size},\) for \(20,\)"
+        ):
+            dask.get(y.__dask_graph__(), (y.name, at))
+
+
 def test_a_wrong_index_is_found_in_whichever_block():
     values = da.ones((1, 2, 2), chunks=1)
     for wrong in (-1, 16):

@@ -3,6 +3,8 @@
 What can go wrong with files is tested here for the functions, and in ``test_cli_files.py`` for the command.
 """
 
+import asyncio
+import errno
 import json
 import os
 import zipfile
@@ -129,6 +131,33 @@ def test_rarer_dtypes(suffix, dtype, tmp_path):
     )
 
 
+@pytest.mark.parametrize("suffix", ["npy", "zarr", "tif"])
+def test_both_integers_of_64_bits(suffix, tmp_path):
+    """NumPy has two types of that size; TIFF files are read as the other one."""
+    needs(suffix, "zarr")
+    x = hard_values((9, 14), "int64", 5).astype(np.longlong)
+    path = ndpool.files.pool(x, tmp_path / f"a.{suffix}", 2)
+    zarr = ndpool.files.pool(path, tmp_path / "b.zarr", 1)
+    assert_exact(np.load(ndpool.files.pool(zarr, tmp_path / "b.npy", 1)), ndpool.pool(x, (2, 2)))
+    assert_exact(
+        ndpool.pyramid(x, 2, "max", store=tmp_path / "p.zarr")[1][...], ndpool.pool(x, (2, 2), ceil_mode=True)
+    )
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_no_format_has_bfloat16(suffix, tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 is a dtype of ml_dtypes")
+    needs(suffix, "zarr")
+    x = np.ones((8, 8), ml_dtypes.bfloat16)
+    with pytest.raises(TypeError, match=r"pool: files must have a dtype of NumPy; got dtype=bfloat16"):
+        ndpool.files.pool(x, tmp_path / f"no.{suffix}", 2)
+    with pytest.raises(TypeError, match=r"pyramid: files must have a dtype of NumPy; got dtype=bfloat16"):
+        ndpool.pyramid(x, 2, store=tmp_path / "no.zarr")
+    assert os.listdir(tmp_path) == []
+    path = ndpool.files.pool(x, tmp_path / f"out.{suffix}", 2, dtype="float32")
+    assert np.load(ndpool.files.pool(path, tmp_path / "b.npy", 1)).dtype == np.float32
+
+
 def test_npy_keeps_its_order(tmp_path):
     x = np.asfortranarray(hard_values((30, 40), "float32"))
     path = ndpool.files.pool(save(tmp_path, x), tmp_path / "b.npy", 2, memory=4000)
@@ -244,6 +273,13 @@ def test_png(mode, tmp_path):
         assert_exact(np.asarray(image), ndpool.pool(x, (2, 2), axes=(0, 1)))
 
 
+def test_tiff_of_one_axis(tmp_path):
+    pytest.importorskip("tifffile", reason="TIFF files need tifffile")
+    x = hard_values((20,), "uint16", 4)
+    path = ndpool.files.pool(x, tmp_path / "out.tif", 2)
+    assert_exact(np.load(ndpool.files.pool(path, tmp_path / "b.npy", 1)), ndpool.pool(x, (2,)))
+
+
 def test_jpeg(tmp_path):
     images = pytest.importorskip("PIL.Image", reason="JPEG files need Pillow")
     x = np.full((32, 48, 3), 90, "uint8")
@@ -296,6 +332,27 @@ def test_netcdf_is_decoded(tmp_path):
         np.testing.assert_array_equal(got["lon"], [0.5, 2.5])
 
 
+@pytest.mark.parametrize(
+    ("names", "want"),
+    [(("y", "y"), ("dim_0", "dim_1")), (("a/b", "x"), "illegal"), (("a" * 500, "x"), "NC_MAX_NAME")],
+    ids=["twice", "slash", "long"],
+)
+def test_names_of_axes_in_netcdf(names, want, tmp_path):
+    """Names that both axes have are none; names that the format does not allow are refused."""
+    netcdf = pytest.importorskip("netCDF4", reason="NetCDF files need netCDF4")
+    pytest.importorskip("xarray", reason="NetCDF files are read through xarray")
+    zarr = pytest.importorskip("zarr", reason="Zarr files need zarr")
+    zarr.create_array(str(tmp_path / "in.zarr"), shape=(4, 4), dtype="f4", dimension_names=names)[...] = 1
+    if isinstance(want, str):
+        with pytest.raises(ValueError, match=f"pool: NetCDF and HDF5 files must have names .*{want}.*; got "):
+            ndpool.files.pool(tmp_path / "in.zarr", tmp_path / "no.nc", 2)
+        assert os.listdir(tmp_path) == ["in.zarr"]
+        return
+    path = ndpool.files.pool(tmp_path / "in.zarr", tmp_path / "out.nc", 2)
+    with netcdf.Dataset(path) as file:
+        assert file["data"].dimensions == want
+
+
 def test_hdf5_groups(tmp_path):
     netcdf = pytest.importorskip("netCDF4", reason="HDF5 files need netCDF4")
     pytest.importorskip("xarray", reason="HDF5 files are read through xarray")
@@ -321,6 +378,45 @@ def test_arrays_are_sources_too(tmp_path):
         ndpool.files.pool(np.ma.masked_equal(x, 0), tmp_path / "no.npy", 1)
 
 
+def test_names_of_xarray_are_those_of_a_file(tmp_path):
+    xarray = pytest.importorskip("xarray", reason="needs xarray")
+    x = hard_values((12, 10, 3), "float32")
+    named = xarray.DataArray(x, dims=("y", "x", "c"))
+    for how in ({}, {"axes": ("y", "x")}):
+        path = ndpool.files.pool(named, tmp_path / "out.npy", 2, overwrite=True, **how)
+        assert_exact(np.load(path), ndpool.pool(x, (2, 2), axes=(0, 1)))
+
+
+def test_lazy_arrays_that_cannot_be_written(tmp_path):
+    """Unknown sizes, and masks, which would be lost."""
+    da = pytest.importorskip("dask.array", reason="Dask is not installed")
+    x = da.ones((8, 8), chunks=4)
+    with pytest.raises(ValueError, match=r"pool: the input must have known sizes; got shape \(nan, 8\)"):
+        ndpool.files.pool(x[x[:, 0] > 0], tmp_path / "no.npy", 2)
+    with pytest.raises(TypeError, match=r"pool: the input must not be a masked array"):
+        ndpool.files.pool(da.ma.masked_equal(x, 1), tmp_path / "no.npy", 2)
+    assert os.listdir(tmp_path) == []
+
+
+class Masked:
+    """An array whose slices are masked arrays, as those of netCDF4 are."""
+
+    shape, dtype = (8, 8), np.dtype("f4")
+
+    def __init__(self, mask):
+        self.mask = mask
+
+    def __getitem__(self, where):
+        return np.ma.masked_array(np.ones((8, 8), "f4"), self.mask)[where]
+
+
+def test_slices_with_a_mask(tmp_path):
+    ndpool.files.pool(Masked(False), tmp_path / "out.npy", 2)
+    with pytest.raises(TypeError, match=r"pool: the input must not be a masked array"):
+        ndpool.files.pool(Masked(True), tmp_path / "no.npy", 2)
+    assert os.listdir(tmp_path) == ["out.npy"]
+
+
 def test_default_axes(tmp_path):
     for shape, want in (((7,), (3,)), ((6, 9), (3, 4)), ((2, 6, 9), (2, 3, 4)), ((2, 2, 6, 9), (2, 2, 3, 4))):
         source = save(tmp_path, np.zeros(shape, "uint8"))
@@ -333,6 +429,8 @@ def test_default_axes(tmp_path):
     )
     with pytest.raises(ValueError, match=r"axes must be axes of the input \(names: none\); got axes='lat'"):
         ndpool.files.pool(source, tmp_path / "no.npy", 2, axes="lat")
+    with pytest.raises(TypeError, match=r"pool: axes must be an integer; got axes=0.5"):
+        ndpool.files.pool(source, tmp_path / "no.npy", 2, axes=0.5)
 
 
 def test_empty_arrays(tmp_path):
@@ -395,7 +493,9 @@ def test_memory_holds_at_least_a_window(tmp_path):
             ndpool.files.pool(source, tmp_path / "o.npy", 2, memory=memory)
 
 
-@pytest.mark.parametrize("memory", [1 << 20, "1MiB", "1 MiB", "1048576", "1.0mib", "1048576B", "1.1MB"])
+@pytest.mark.parametrize(
+    "memory", [1 << 20, "1MiB", "1 MiB", "1048576", "1.0mib", "1048576B", "1.1MB", "9" * 400]
+)
 def test_sizes(memory, tmp_path):
     ndpool.files.pool(save(tmp_path, np.zeros((8, 8))), tmp_path / "o.npy", 2, memory=memory)
 
@@ -418,6 +518,46 @@ def test_wrong_dtype(what, tmp_path):
     with pytest.raises(kind, match=message):
         ndpool.files.pool(source, tmp_path / "no.npy", 2)
     assert os.listdir(tmp_path) == ["in.npy"]
+
+
+def header(version, descr, shape):
+    """The beginning of an .npy file, as damage or malice may write it."""
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY" + bytes([version, 0]) + len(text).to_bytes(2 if version == 1 else 4, "little") + text
+
+
+HEADERS = {
+    "version": (header(9, "'<f4'", "(4, 4)"), ValueError, r"in.npy must be in version 1, 2 or 3 .*got 9\.0"),
+    "negative": (header(1, "'<f4'", "(-4, 4)"), ValueError, r"in.npy is damaged; .* shape \(-4, 4\)"),
+    "too large": (header(1, "'<f4'", f"({2**62}, {2**62})"), ValueError, "in.npy is truncated; it needs "),
+    "arrays": (header(1, "('<f4', (2, 2))", "(4, 4)"), TypeError, r"in.npy must hold numbers; .*, arrays"),
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_damaged_header(what, tmp_path):
+    first, kind, message = HEADERS[what]
+    (tmp_path / "in.npy").write_bytes(first + bytes(1000))
+    with pytest.raises(kind, match=f"pool: .*{message}"):
+        ndpool.files.pool(tmp_path / "in.npy", tmp_path / "no.npy", 2)
+    assert os.listdir(tmp_path) == ["in.npy"]
+
+
+def test_empty_arrays_of_huge_planes(tmp_path):
+    """Nothing is pooled, and nothing is allocated per window."""
+    (tmp_path / "in.npy").write_bytes(header(1, "'<f4'", f"(0, {2**40}, {2**40})"))
+    path = ndpool.files.pool(tmp_path / "in.npy", tmp_path / "out.npy", 2)
+    assert path.stat().st_size < 1000
+
+
+def test_what_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "in.npy")
+    with pytest.raises(ValueError, match=r"pool: the input must be a file or a Zarr folder; got .*in.npy"):
+        ndpool.files.pool(tmp_path / "in.npy", tmp_path / "no.npy", 2)
+    pytest.importorskip("zarr", reason="Zarr files need zarr")
+    (tmp_path / "in.zarr").write_text("no folder")
+    with pytest.raises(ValueError, match=r"pool: \.zarr must be a folder, .*; got the file .*in.zarr"):
+        ndpool.files.pool(tmp_path / "in.zarr", tmp_path / "no.npy", 2)
 
 
 @pytest.mark.parametrize("suffix", ["npy", "npz", "zarr.zip", "tif", "png", "jpg", "nc", "h5"])
@@ -449,6 +589,10 @@ def test_damaged_zarr(tmp_path):
     assert os.listdir(tmp_path) == ["in.zarr"]
     (source / "zarr.json").write_text("{")
     with pytest.raises(ValueError, match=r"pool: cannot read .*in.zarr"):
+        ndpool.files.pool(source, tmp_path / "no.npy", 2)
+    (source / "zarr.json").rename(source / ".zarray")
+    (source / ".zarray").write_text("null")
+    with pytest.raises(ValueError, match=r"pool: cannot read .*in.zarr: TypeError"):
         ndpool.files.pool(source, tmp_path / "no.npy", 2)
 
 
@@ -591,6 +735,80 @@ def test_continuing_notices_another_input(tmp_path):
         ndpool.files.pool(source, target, 2, chunks=4, resume=True)
     ndpool.files.pool(source, target, 2, chunks=4, overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ["in.npy", "out.zarr"]
+
+
+def test_a_finished_zarr_without_its_name_is_continued(tmp_path):
+    """Another program took the name meanwhile: what was computed is not computed again."""
+    pytest.importorskip("zarr", reason="Zarr files need zarr")
+    source, target = save(tmp_path, hard_values((64, 64), "float32")), tmp_path / "out.zarr"
+    with pytest.raises(FileExistsError, match=r"pool: the output exists"):
+        ndpool.files.pool(source, target, 2, chunks=4, progress=lambda *_: target.mkdir(exist_ok=True))
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("out.zarr.partial/c/*/*")}
+    assert len(done) == 64
+    target.rmdir()
+    ndpool.files.pool(source, target, 2, chunks=4, resume=True)
+    assert sorted(path.stat().st_mtime_ns for path in target.rglob("c/*/*")) == sorted(done.values())
+    assert not (target / ".ndpool-journal").exists()
+
+
+def test_a_zarr_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    zarr = pytest.importorskip("zarr", reason="Zarr files need zarr")
+    x = hard_values((8, 8), "float32")
+    target = ndpool.files.pool(x, tmp_path / "out.zarr", 1)
+    rename = os.rename
+
+    def refusing(a, b):
+        if str(a).endswith(".partial") and b == target:
+            raise PermissionError(1, "not now")
+        rename(a, b)
+
+    monkeypatch.setattr(os, "rename", refusing)
+    with pytest.raises(PermissionError, match="not now"):
+        ndpool.files.pool(x, target, 2, overwrite=True)
+    assert_exact(zarr.open_array(str(target), mode="r")[...], x)
+    assert sorted(os.listdir(tmp_path)) == ["out.zarr", "out.zarr.partial"]
+
+
+@pytest.mark.parametrize("how", ["resume", "overwrite"])
+def test_two_runs_at_once(how, tmp_path):
+    """The second refuses: it would remove or rename the folder that the first one writes to."""
+    zarr = pytest.importorskip("zarr", reason="Zarr files need zarr")
+    x = hard_values((64, 64), "float32")
+    target, refused = tmp_path / "out.zarr", []
+
+    def second(*_):
+        with pytest.raises(FileExistsError, match=r"pool: another run is writing .*out.zarr.partial"):
+            ndpool.files.pool(x, target, 2, chunks=4, memory=6000, **{how: True})
+        refused.append(how)
+
+    ndpool.files.pool(x, target, 2, chunks=4, memory=6000, progress=second)
+    assert len(refused) > 3
+    assert_exact(zarr.open_array(str(target), mode="r")[...], ndpool.pool(x, (2, 2)))
+    assert os.listdir(tmp_path) == ["out.zarr"]
+
+
+@pytest.mark.parametrize("name", ["out.zarr", "out.zarr.zip"])
+def test_zarr_has_ended_when_a_run_fails(name, tmp_path, monkeypatch):
+    """A full disk: chunks that Zarr has begun in its own thread are not written after the run."""
+    storage = pytest.importorskip("zarr.storage", reason="Zarr files need zarr")
+    store = storage.LocalStore if name == "out.zarr" else storage.ZipStore
+    begun, ended, original = [], [], store.set
+
+    async def slow(self, key, value, **options):
+        if "zarr.json" in key:
+            return await original(self, key, value, **options)
+        begun.append(key)
+        if len(begun) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        await asyncio.sleep(0.05)
+        ended.append(key)
+
+    monkeypatch.setattr(store, "set", slow)
+    with pytest.raises(OSError, match="No space left on device"):
+        ndpool.files.pool(np.ones((64, 64)), tmp_path / name, 2, chunks=8)
+    assert len(begun) == 16
+    assert len(ended) == 15
+    assert os.listdir(tmp_path) == []
 
 
 def test_resume_needs_a_zarr_folder(tmp_path):

@@ -95,6 +95,18 @@ def test_shapes(shape, options, want):
             r"chunks must be 2 integers, .*; got chunks=\(4,\)",
         ),
         ({"store": "p.zarr", "chunks": 0}, ValueError, "chunks must be at least 1; got chunks=0"),
+        ({"store": "p.zarr", "chunks": 2.5}, ValueError, "chunks must be 2 integers, .*; got chunks=2.5"),
+        ({"store": "p.zarr", "scale": 2}, TypeError, "scale must be a mapping by axis; got scale=2"),
+        (
+            {"store": "p.zarr", "scale": {"z": 2}},
+            ValueError,
+            r"scale must be for the axes y, x; got scale\['z'\]",
+        ),
+        (
+            {"store": "p.zarr", "units": {"t": "s"}},
+            ValueError,
+            r"units must be for the axes .*; got units\['t'\]",
+        ),
     ],
     ids=str,
 )
@@ -114,6 +126,66 @@ def test_wrong_inputs(tmp_path):
         ndpool.pyramid(np.zeros((8, 8), bool), 2)
     with pytest.raises(ValueError, match=r"pyramid: axes must say what to pool"):
         ndpool.pyramid(np.zeros((2,) * 6), 2)
+
+
+@pytest.mark.parametrize(
+    ("array", "options", "message"),
+    [
+        (np.zeros((0, 8)), {}, "pyramid: pooled axes must not be empty"),
+        (np.zeros((8, 8), complex), {}, "pyramid: array must have a supported dtype; got dtype=complex128"),
+        (np.zeros((8, 8), bool), {}, "pyramid: the average of dtype=bool .*; ask for reduce='max' or 'min'"),
+        ([[1, 2], [3, 4]], {}, "pyramid: array must be an array; got list"),
+        (np.zeros((8, 8)), {"dims": 5}, "pyramid: dims must be the names of the axes; got dims=5"),
+        (np.zeros((8, 8)), {"dims": "xx"}, "pyramid: dims must name the 2 axes of the array; got dims="),
+        (np.zeros((8, 8)), {"dims": ("xy", "")}, r"pyramid: axes must say what to pool .*dims=\('xy', ''\)"),
+        (np.zeros((8, 8)), {"axes": 0.5}, "pyramid: axes must be an integer; got axes=0.5"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_errors_name_the_function(array, options, message, tmp_path):
+    with pytest.raises((ValueError, TypeError), match=f"^{message}"):
+        ndpool.pyramid(array, 2, **options)
+    if not options and isinstance(array, np.ndarray):
+        pytest.importorskip("zarr", reason="OME-Zarr needs zarr")
+        with pytest.raises((ValueError, TypeError), match=f"^{message}"):
+            ndpool.pyramid(array, 2, store=tmp_path / "p.zarr")
+        assert os.listdir(tmp_path) == []
+
+
+def test_too_many_axes(tmp_path):
+    pytest.importorskip("zarr", reason="OME-Zarr needs zarr")
+    with pytest.raises(
+        ValueError, match=r"pyramid: OME-Zarr images must have 2 to 5 axes, .*\(2, 2, 2, 2, 2, 2\)"
+    ):
+        ndpool.pyramid(np.zeros((2,) * 6), 2, store=tmp_path / "p.zarr")
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "pooled"),
+    [
+        (("y", "x", "c"), {}, (0, 1)),
+        (("c", "y", "x"), {}, (1, 2)),
+        (("time", "lat", "lon"), {}, (1, 2)),
+        (("time", "lat", "lon"), {"axes": "lat"}, (1,)),
+        (("row", "column", "band"), {}, (0, 1, 2)),
+    ],
+    ids=str,
+)
+def test_names_of_xarray(names, options, pooled, tmp_path):
+    """Axes that have names are those of the names, in memory and as OME-Zarr: no colour is pooled."""
+    xarray = pytest.importorskip("xarray", reason="needs xarray")
+    x = plain((12, 14, 10), np.float32)
+    named = xarray.DataArray(x, dims=names)
+    want = ndpool.pyramid(x, 3, axes=pooled)
+    for level, expected in zip(ndpool.pyramid(named, 3, **options), want, strict=True):
+        assert level.dims == names
+        assert_exact(level.values, expected)
+    pytest.importorskip("zarr", reason="OME-Zarr needs zarr")
+    order = (2, 0, 1) if names[2] == "c" else (0, 1, 2)
+    for level, expected in zip(
+        ndpool.pyramid(named, 3, store=tmp_path / "p.zarr", **options), want, strict=True
+    ):
+        assert_exact(level[...], np.ascontiguousarray(expected.transpose(order)))
 
 
 def test_tensors():
@@ -148,9 +220,9 @@ def test_ome_zarr(suffix, version, tmp_path):
         4,
         store=tmp_path / f"p.{suffix}",
         ome_version=version,
-        chunks=(1, 4, 16, 16),
+        chunks=np.array((1, 4, 16, 16)),
         memory="64KiB",
-        scale={"z": 2.0, "y": 0.5, "x": 0.5},
+        scale={"z": 2.0, "y": np.float32(0.5), "x": 0.5},
         units={"z": "micrometer"},
     )
     assert counted.read == x.size

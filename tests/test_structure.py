@@ -22,6 +22,7 @@ LAYERS = [
     ["_onnx_graph"],
     ["nn", "_explain", "_config", "_pyramid"],
     ["files"],
+    ["_levels"],
     ["functional", "general"],
     ["_run"],
     ["adapters"],

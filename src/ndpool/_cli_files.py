@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -238,7 +240,8 @@ def _running(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     bar = Bar(sys.stderr) if shown else None
     before = signal.signal(signal.SIGTERM, terminate)
     try:
-        yield how | {"progress": bar}
+        with _without_remarks():
+            yield how | {"progress": bar}
     except SystemExit:
         print("ndpool: terminated", file=sys.stderr)
         raise
@@ -246,6 +249,19 @@ def _running(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
         signal.signal(signal.SIGTERM, before)
         if bar is not None:
             bar.end()
+
+
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """No warnings and log records of the libraries behind the formats: an error is told in one line."""
+    handler, root = logging.NullHandler(), logging.getLogger()
+    root.addHandler(handler)  # where there is none, records go to stderr
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        root.removeHandler(handler)
 
 
 class Bar:

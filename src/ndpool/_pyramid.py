@@ -1,21 +1,21 @@
 """`pyramid`: multiscale levels of an array in memory, of a lazy array, or of a file written as OME-Zarr.
 
-Every level is pooled from the one before. The levels in memory come from `general.pool`; `files._ome` writes.
+Every level is pooled from the one before. A level comes from `_levels`; `files._ome` writes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from ndpool._arguments import check_int, check_ints, check_range, normalize_axes, show
-from ndpool.general import Ints, pool
+from ndpool._levels import DIMS, SAME, letters, next_level
+from ndpool.general import Ints
 from ndpool.reductions import find
 
 A = TypeVar("A")
 SMALL = 256  # pixels along an axis that need no further level
-DIMS = {1: "x", 2: "yx", 3: "zyx", 4: "czyx", 5: "tczyx"}  # by the number of axes
 Axes = int | str | Sequence[int | str] | None
 
 
@@ -97,8 +97,8 @@ def pyramid(
     store : path, default None
         Folder (.zarr) or zip (.zarr.zip) to write; None returns the levels.
     dims : str or sequence of str, default None
-        Names of the axes, such as "tczyx". None means those of the file, or the last of "tczyx" ("zyx" for
-        three axes).
+        Names of the axes, such as "tczyx". None means those of the file or the xarray object, or the last of
+        "tczyx" ("zyx" for three axes).
     scale : mapping from str to float, default None
         Size of a pixel along the named axes; 1 where it is not given.
     units : mapping from str to str, default None
@@ -139,6 +139,8 @@ def pyramid(
         )
     if levels is not None:
         levels = check_range("pyramid", "levels", check_int("pyramid", "levels", levels), 1)
+    if dims is not None and not isinstance(dims, Sequence):
+        raise TypeError(f"pyramid: dims must be the names of the axes; got dims={show(dims)}")
     if store is not None:
         from ndpool.files import _ome
         from ndpool.files._errors import parse_bytes
@@ -151,11 +153,14 @@ def pyramid(
         )
     if isinstance(array, (str, os.PathLike)):
         raise ValueError(f"pyramid: store must say where the pyramid of a file goes; got {str(array)!r}")
-    names = tuple(dims) if dims is not None else ()
+    if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+        raise TypeError(f"pyramid: array must be an array; got {type(array).__qualname__}")
+    shape, own = tuple(array.shape), tuple(getattr(array, "dims", ()))  # xarray's
+    names = tuple(dims) if dims is not None else own if axes is not None else letters(own, len(shape))
     found = [array]
-    at, steps = _steps(tuple(array.shape), names, axes, factor, levels)
+    at, steps = _steps(shape, names, axes, factor, levels)
     for window in steps:
-        found.append(pool(found[-1], window, reduce=reduce, ceil_mode=True, axes=at))
+        found.append(next_level(found[-1], window, reduce, at))
     return found
 
 
@@ -183,16 +188,21 @@ def _steps(
 
 def _pooled_axes(shape: tuple[int, ...], names: tuple[str, ...], axes: Axes) -> tuple[int, ...]:
     ndim = len(shape)
-    if names and len(names) != ndim:
+    if names and (len(names) != ndim or len(set(names)) != ndim):
         raise ValueError(f"pyramid: dims must name the {ndim} axes of the array; got dims={show(names)}")
     names = names or tuple(DIMS.get(ndim, ""))
     if axes is None:
-        at = [a for a, name in enumerate(names) if name in "xyz"]
+        at = [a for a, name in enumerate(names) if name in ("x", "y", "z")]
         if not at:
-            raise ValueError(f"pyramid: axes must say what to pool; got an array with shape {shape} without")
+            raise ValueError(
+                f"pyramid: axes must say what to pool where none is called x, y or z; "
+                f"got axes=None with shape {shape} and dims={show(names)}"
+            )
         return tuple(at)
     numbers: list[int] = []
-    for axis in [axes] if isinstance(axes, (int, str)) else axes:
+    for axis in [axes] if isinstance(axes, str) or not isinstance(axes, Iterable) else axes:
+        if isinstance(axis, str) and axis not in names:
+            axis = SAME.get(axis, axis)
         if isinstance(axis, str) and axis not in names:
             raise ValueError(f"pyramid: axes must be among {', '.join(names)}; got axes={show(axes)}")
         numbers.append(names.index(axis) if isinstance(axis, str) else axis)

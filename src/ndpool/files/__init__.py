@@ -8,7 +8,7 @@ result under its name when it is complete. The command ``ndpool pool`` calls the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -219,7 +219,7 @@ def adaptive_pool(
 def find_axes(fn: str, axes: Axes, x: Source, window: Any) -> Any:
     """The pooled axes as numbers: by number, by name, or those of the picture."""
     if axes is not None:
-        given = [axes] if isinstance(axes, (int, str)) else list(axes)
+        given = [axes] if isinstance(axes, str) or not isinstance(axes, Iterable) else list(axes)
         if any(isinstance(a, str) for a in given):
             for a in given:
                 if isinstance(a, str) and a not in x.dims:

@@ -8,10 +8,13 @@ system refused), `ValueError` (the file is damaged or not what its name says), `
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+
+import numpy as np
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000**i for i, prefix in enumerate("KMGT", 1)}
@@ -28,7 +31,7 @@ def parse_bytes(fn: str, name: str, size: object) -> int:
         units = {unit.lower(): value for unit, value in _UNITS.items()}
         if match is None or match[2].lower() not in units:
             raise ValueError(f"{fn}: {name} must be a size such as '512MiB' or '2GB'; got {name}={size!r}")
-        found = int(float(match[1]) * units[match[2].lower()])
+        found = int(min(float(match[1]) * units[match[2].lower()], sys.maxsize))
     if found < 1:
         raise ValueError(f"{fn}: {name} must be at least one byte; got {name}={size!r}")
     return found
@@ -51,15 +54,23 @@ def readable(fn: str, path: object) -> Iterator[None]:
     """Errors of a library that cannot read a file, as a ValueError that names it."""
     try:
         yield
-    except (ImportError, MemoryError, TypeError, GeneratorExit):
+    except (ImportError, MemoryError, GeneratorExit):
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # it names the file and the reason
-        if isinstance(error, ValueError) and str(error).startswith(f"{fn}: "):
+        if isinstance(error, (ValueError, TypeError)) and str(error).startswith(f"{fn}: "):
             raise
         reason = str(error).strip().partition("\n")[0] or "no reason given"
         raise ValueError(f"{fn}: cannot read {path}: {type(error).__name__}: {reason}") from error
+
+
+def check_dtype(fn: str, dtype: np.dtype[Any]) -> None:
+    """Refuse a dtype that no format has: bfloat16, which would be written as bytes without a meaning."""
+    if dtype.kind == "V":
+        raise TypeError(
+            f"{fn}: files must have a dtype of NumPy; got dtype={dtype} (float32 holds its values)"
+        )
 
 
 def check_fits(fn: str, path: object, nbytes: int, memory: int, why: str) -> None:

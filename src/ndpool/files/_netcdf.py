@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ndpool._arguments import show
 from ndpool._call import Call
 from ndpool.files._errors import needs, readable
 from ndpool.files._target import Target
@@ -86,18 +87,26 @@ class NetcdfTarget(Target):
         self.grain = (1,) * len(self.shape)
         self._file = netcdf.Dataset(path, "w", format="NETCDF4", clobber=False)
         dims = source.dims or tuple(f"dim_{a}" for a in range(len(self.shape)))
-        for name, size in zip(dims, self.shape, strict=True):
-            self._file.createDimension(name, size)
+        try:
+            for name, size in zip(dims, self.shape, strict=True):
+                self._file.createDimension(name, size)
+            # Every element is written, and a float result may be NaN: no fill value.
+            self._variable = self._file.createVariable(
+                name_of(source, key), self.dtype.str[1:], dims, fill_value=False
+            )
+        except RuntimeError as error:
+            self._file.close()
+            shown = show((name_of(source, key), *dims))
+            raise ValueError(
+                f"{fn}: NetCDF and HDF5 files must have names that the format allows ({error}); "
+                f"got {shown} for the array and its axes"
+            ) from None
+        self._variable.setncatts(getattr(source, "attributes", {}))
         for name, found in getattr(source, "coordinates", {}).items():
             values = _pooled(found.values, dims.index(name), call)
             variable = self._file.createVariable(name, values.dtype.str[1:], (name,))
             variable.setncatts({k: v for k, v in found.attrs.items() if isinstance(v, _ATTRIBUTES)})
             variable[:] = values
-        # Every element is written, and a float result may be NaN: no fill value.
-        self._variable = self._file.createVariable(
-            name_of(source, key), self.dtype.str[1:], dims, fill_value=False
-        )
-        self._variable.setncatts(getattr(source, "attributes", {}))
 
     def write(self, where: Box, y: NDArray[Any]) -> None:
         with _writable():

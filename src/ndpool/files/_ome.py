@@ -10,27 +10,25 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from math import prod
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ndpool import general
 from ndpool._arguments import show
+from ndpool._levels import ORDER, letters, next_level
 from ndpool.files import _zarr
-from ndpool.files._errors import needs
+from ndpool.files._errors import check_dtype, needs
 from ndpool.files._output import How, output
 from ndpool.files._sources import extension, open_source
 from ndpool.files._stream import stream
 from ndpool.frameworks.stored import Box, Source
 
 FORMATS = {"0.4": 2, "0.5": 3}  # version -> format of Zarr
-ORDER = "tczyx"  # of the axes, as both versions demand
 _TYPES = {"t": "time", "c": "channel", "z": "space", "y": "space", "x": "space"}
 _METHODS = {"avg": "mean", "max": "max", "min": "min"}
-_SAME = {"q": "z", "i": "z", "time": "t", "lat": "y", "latitude": "y", "lon": "x", "longitude": "x"}
-_SAME |= {"depth": "z", "lev": "z", "level": "z"}
 
 Steps = tuple[tuple[int, ...], list[tuple[int, ...]]]
 
@@ -88,6 +86,7 @@ def write(
         axes, steps = steps_of(x.shape, x.dims)
         chunks = _zarr.check_chunks("pyramid", how.chunks, x.shape, x.dtype, x.layout)
         _check_dtype(x, axes, reduce)
+        attributes = _metadata(Path(store).name, image, x.dims, axes, steps, reduce)
         request: dict[str, Any] = {
             "function": "pyramid",
             "reduce": reduce,
@@ -97,11 +96,10 @@ def write(
         }
         request |= {"version": image.version, "shape": x.shape, "input": [str(x.dtype), *x.identity]}
         request |= {"scale": dict(image.scale or {}), "units": dict(image.units or {})}
-        attributes = _metadata(Path(store).name, image, x.dims, axes, steps, reduce)
         with output("pyramid", image.array, store, how, request) as (place, journal):
             at: Any = place.partial if place.folder else zarr.storage.ZipStore(place.partial, mode="x")
             format = FORMATS[image.version]
-            with nullcontext() if place.folder else closing(at):
+            with nullcontext() if place.folder else closing(at), _zarr.settled():
                 if journal is not None and journal.resumed:
                     group = zarr.open_group(at, mode="r+")
                 else:
@@ -141,7 +139,7 @@ class _Levels:
             call: Any = None
             if level:
                 window = steps[level - 1]
-                call = general.pool(source, window, reduce=reduce, ceil_mode=True, axes=axes)
+                call = next_level(source, window, reduce, axes)
             stream("pyramid", source, target, call, how.memory, progress)
             self.read += source.nbytes
             source = _zarr.ZarrSource("pyramid", array, how.memory, self.x.dims)
@@ -155,13 +153,14 @@ class _Levels:
 
 def _check_dtype(x: Source, axes: tuple[int, ...], reduce: str) -> None:
     """Raise what pooling the dtype would raise, before anything is written."""
-    general.pool(np.zeros((1,) * len(x.shape), x.dtype), (1,) * len(axes), reduce=reduce, axes=axes)
+    next_level(np.zeros((1,) * len(x.shape), x.dtype), (1,) * len(axes), reduce, axes)
+    check_dtype("pyramid", x.dtype)
 
 
 def _ordered(source: Source, dims: str | Sequence[str] | None) -> Source:
     """The source with the names and the order of axes that OME-Zarr has."""
     ndim = len(source.shape)
-    names = tuple(_SAME.get(name, name) for name in source.dims)
+    names = letters(source.dims, ndim)
     if dims is not None:
         names = tuple(dims)
         if len(names) != ndim or len(set(names)) != ndim or not set(names) <= set(ORDER):
@@ -169,10 +168,11 @@ def _ordered(source: Source, dims: str | Sequence[str] | None) -> Source:
                 f"pyramid: dims must name the {ndim} axes with different letters of {ORDER!r}; "
                 f"got dims={show(dims)}"
             )
-    elif len(set(names)) != ndim or not set(names) <= set(ORDER):
-        names = tuple(ORDER[-ndim:]) if ndim != 4 else tuple("czyx")
     if not 2 <= ndim <= 5 or not {"x", "y"} <= set(names):
-        raise ValueError(f"pyramid: OME-Zarr images must have 2 to 5 axes, x and y among them; got {names}")
+        raise ValueError(
+            f"pyramid: OME-Zarr images must have 2 to 5 axes, x and y among them; "
+            f"got shape {show(source.shape)} with the axes {show(source.dims or names)}"
+        )
     order = sorted(range(ndim), key=lambda a: ORDER.index(names[a]))
     if order == list(range(ndim)):
         source.dims = names
@@ -189,11 +189,13 @@ def _metadata(
     reduce: str,
 ) -> dict[str, Any]:
     """The attributes of the group. The centre of a window lies half its size, less a half, further on."""
+    _check_names("scale", image.scale, dims)
+    _check_names("units", image.units, dims)
     sizes = [_size(image.scale, name) for name in dims]
     entries: list[dict[str, Any]] = [{"name": name, "type": _TYPES[name]} for name in dims]
     for entry in entries:
         if image.units and entry["name"] in image.units:
-            entry["unit"] = image.units[entry["name"]]
+            entry["unit"] = str(image.units[entry["name"]])
     spacing, shift = [1] * len(dims), [0.0] * len(dims)
     datasets = []
     for level in range(len(steps) + 1):
@@ -216,8 +218,17 @@ def _metadata(
     return {"ome": {"version": "0.5", "multiscales": [scales]}}
 
 
+def _check_names(argument: str, given: Any, dims: Sequence[str]) -> None:
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"pyramid: {argument} must be a mapping by axis; got {argument}={show(given)}")
+    if unknown := [name for name in given or () if name not in dims]:
+        raise ValueError(
+            f"pyramid: {argument} must be for the axes {', '.join(dims)}; got {argument}[{show(unknown[0])}]"
+        )
+
+
 def _size(scale: Mapping[str, float] | None, name: str) -> float:
     size = (scale or {}).get(name, 1.0)
-    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < float("inf"):
+    if isinstance(size, bool) or not isinstance(size, Real) or not 0 < size < float("inf"):
         raise ValueError(f"pyramid: scale must be positive numbers; got scale[{name!r}]={show(size)}")
     return float(size)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ndpool.files._sources import extension
 from ndpool.files._target import Place, is_zarr
-from ndpool.files._zarr import Journal, journal_in
+from ndpool.files._zarr import Journal, in_use, journal_of
 
 
 class How(NamedTuple):
@@ -45,12 +45,13 @@ def output(
                 journal = _journal(fn, place, how, request)
                 place.keep = False
             yield place, journal
-            if journal is not None:
-                journal.close(finished=True)
             place.commit()
+            if journal is not None:
+                journal.close()
+                journal_of(place.path).unlink(missing_ok=True)
         except BaseException as error:
             if journal is not None:
-                journal.close(finished=False)
+                journal.close()
                 place.keep = journal.begun
             if isinstance(error, OSError) and error.errno is not None and error.filename is None:
                 error.filename = str(place.path)
@@ -59,13 +60,15 @@ def output(
 
 def _journal(fn: str, place: Place, how: How, request: dict[str, Any]) -> Journal:
     left = place.partial.exists()
+    if left and in_use(place.partial):
+        raise FileExistsError(f"{fn}: another run is writing {place.partial}; wait for it or end it")
     if left and not (how.resume or how.overwrite):
         raise FileExistsError(
             f"{fn}: an interrupted run left {place.partial}; resume continues it, overwrite starts again"
         )
-    resume = left and how.resume and is_zarr(place.partial) and journal_in(place.partial)
+    resume = left and how.resume and is_zarr(place.partial) and journal_of(place.partial).exists()
     if left and not resume:
-        if not (is_zarr(place.partial) or journal_in(place.partial)):
+        if not (is_zarr(place.partial) or journal_of(place.partial).exists()):
             raise FileExistsError(f"{fn}: only what ndpool left is overwritten; got {place.partial}")
         shutil.rmtree(place.partial)
     return Journal(fn, place.partial, request, resume)

@@ -40,13 +40,17 @@ def open_source(fn: str, source: Any, key: str | None, memory: int) -> Source:
     with readable(fn, path):
         found = _open(fn, path, key, memory)
     found.identity = _identity(path)
+    if len(set(found.dims)) < len(found.dims):
+        found.dims = ()  # a name that two axes have names neither
     return found
 
 
 def _open(fn: str, path: Path, key: str | None, memory: int) -> Source:
     path.stat()  # the system's own error for a file that is missing or out of reach
     kind = extension(path)
-    if path.is_dir() or kind == ".zip":
+    if not (path.is_dir() or path.is_file()):
+        raise ValueError(f"{fn}: the input must be a file or a Zarr folder; got {path}")
+    if path.is_dir() or kind in (".zip", ".zarr"):
         return _zarr.open_array(fn, path, key, memory)
     if kind in _netcdf.SUFFIXES:
         return _netcdf.NetcdfSource(fn, path, key)
@@ -78,9 +82,14 @@ class ArraySource(Source):
     def __init__(self, fn: str, array: Any, dims: tuple[str, ...] = (), owned: bool = False) -> None:
         if not (hasattr(array, "shape") and hasattr(array, "dtype") and hasattr(array, "__getitem__")):
             raise TypeError(f"{fn}: the input must be a path or an array; got {type(array).__qualname__}")
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"{fn}: the input must not be a masked array, its mask would be lost")
-        self._array, self.dims = array, dims
+        self.fn = fn
+        # Dask knows the kind of its blocks.
+        self._check_mask(isinstance(getattr(array, "_meta", array), np.ma.MaskedArray))
+        if any(n != n for n in array.shape):
+            raise ValueError(f"{fn}: the input must have known sizes; got shape {tuple(array.shape)}")
+        names = getattr(array, "dims", ())  # xarray's
+        self._array = array
+        self.dims = dims or (tuple(names) if all(isinstance(name, str) for name in names) else ())
         self.shape = tuple(int(n) for n in array.shape)
         try:
             self.dtype = np.dtype(array.dtype)
@@ -92,8 +101,14 @@ class ArraySource(Source):
         self.chunks = self.layout = tuple(int(n) for n in chunks) if chunks else None
         self.resident = array.nbytes if owned else 0
 
+    def _check_mask(self, masked: bool) -> None:
+        if masked:
+            raise TypeError(f"{self.fn}: the input must not be a masked array, its mask would be lost")
+
     def read(self, where: Box, buffer: NDArray[np.uint8]) -> NDArray[Any]:
-        return np.asarray(self._array[where])
+        found = self._array[where]
+        self._check_mask(np.ma.is_masked(found))
+        return np.asarray(found)
 
     def close(self) -> None:
         self._array = None
@@ -119,8 +134,7 @@ class RawSource(Source):
     ) -> None:
         self.fn, self.path, self.offset = fn, path, offset
         self.shape, self.dtype, self.fortran, self.dims = shape, dtype, fortran, dims
-        if dtype.hasobject:
-            raise TypeError(f"{fn}: {path} must hold numbers; got dtype={dtype}, Python objects")
+        _check_numbers(fn, path, dtype)
         needed, size = offset + prod(shape) * dtype.itemsize, path.stat().st_size
         if size < needed:
             raise ValueError(f"{fn}: {path} is truncated; it needs {needed} bytes and has {size}")
@@ -168,11 +182,20 @@ def _npy_header(
 ) -> tuple[int, tuple[int, ...], np.dtype[Any], bool]:
     """Offset of the data, shape, dtype and order of the .npy at the file's position."""
     version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise ValueError(f"{fn}: {path} must be in version 1, 2 or 3 of .npy; got {version[0]}.{version[1]}")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)
     if any(n < 0 for n in shape):
         raise ValueError(f"{fn}: {path} is damaged; its header has shape {shape}")
     return start + file.tell(), shape, dtype, fortran and len(shape) > 1
+
+
+def _check_numbers(fn: str, path: Path, dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise TypeError(f"{fn}: {path} must hold numbers; got dtype={dtype}, Python objects")
+    if dtype.subdtype is not None:
+        raise TypeError(f"{fn}: {path} must hold numbers; got dtype={dtype}, arrays")
 
 
 def choose(fn: str, path: Path, key: str | None, names: list[str]) -> str:
@@ -198,8 +221,7 @@ def _open_npz(fn: str, path: Path, key: str | None, memory: int) -> Source:
                 lengths = np.frombuffer(file.read(4), "<u2")
             begin = info.header_offset + 30 + int(lengths.sum())
             return RawSource(fn, path, begin + offset, shape, dtype, fortran)
-        if dtype.hasobject:
-            raise TypeError(f"{fn}: {path} must hold numbers; got dtype={dtype}, Python objects")
+        _check_numbers(fn, path, dtype)
         check_fits(fn, path, prod(shape) * dtype.itemsize, memory, "compressed .npz files are read at once")
         with archive.open(info) as member:
             return ArraySource(fn, np.lib.format.read_array(member, allow_pickle=False), owned=True)
@@ -208,9 +230,10 @@ def _open_npz(fn: str, path: Path, key: str | None, memory: int) -> Source:
 def _open_tiff(fn: str, path: Path, memory: int) -> Source:
     tifffile = needs(fn, "tifffile", "tiff", "TIFF files")
     with tifffile.TiffFile(path) as file:
+        if not file.pages or not file.series[0].shape:
+            raise ValueError(f"{fn}: {path} is damaged; it has no page with an image")
         series = file.series[0]
         dims = tuple("c" if name == "S" else name.lower() for name in series.axes)
-        dims = dims if len(set(dims)) == len(dims) else ()
         if series.dataoffset is not None:
             dtype = np.dtype(series.dtype).newbyteorder(file.byteorder)
             return RawSource(fn, path, series.dataoffset, series.shape, dtype, dims=dims)

@@ -123,6 +123,8 @@ class Tiling:
 
     def boxes(self) -> Iterator[Box]:
         """The tiles, in the order of the target's elements."""
+        if 0 in self.target.shape:
+            return
         slow = self.order[::-1]
         ranges = [range(0, self.target.shape[a], self.shape[a]) for a in slow]
         for at in product(*ranges):

@@ -79,7 +79,12 @@ class Place:
         if self.folder and self.path.exists():
             old = self.path.with_name(f".{self.path.name}.{os.getpid()}.old")
             os.rename(self.path, old)
-            os.rename(self.partial, self.path)
+            try:
+                os.rename(self.partial, self.path)
+            except BaseException:
+                if not self.path.exists():
+                    os.rename(old, self.path)
+                raise
             _remove(old)
         else:
             os.replace(self.partial, self.path)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ndpool._call import Call
 from ndpool.files import _netcdf, _zarr
-from ndpool.files._errors import check_fits, needs
+from ndpool.files._errors import check_dtype, check_fits, needs
 from ndpool.files._sources import FORMATS, IMAGES, TIFFS, extension
 from ndpool.files._target import Place, RawTarget, Target
 from ndpool.frameworks.stored import Box, Source
@@ -52,6 +52,7 @@ def open_target(fn: str, place: Place, wanted: Wanted, journal: _zarr.Journal | 
     kind, path = check_extension(fn, place.path), place.partial
     shape, dtype = wanted.shape, wanted.dtype
     nbytes = prod(shape) * dtype.itemsize
+    check_dtype(fn, dtype)
     if kind in (".zarr", ".zip"):
         return _zarr_target(fn, place, wanted, journal)
     if kind not in IMAGES:
@@ -116,7 +117,7 @@ def _tiff(fn: str, path: Path, wanted: Wanted) -> RawTarget:
         file.write(
             shape=shape,
             dtype=dtype,
-            photometric="rgb" if colour else "minisblack",
+            photometric="rgb" if colour else "minisblack" if len(shape) > 1 else None,
             planarconfig="contig" if colour else None,
             metadata=metadata,
         )

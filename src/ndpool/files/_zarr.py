@@ -5,13 +5,16 @@ Reached from `_sources`, `_targets` and `_ome`; needs the package zarr, version 
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from math import prod
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +60,31 @@ def _bounded(array: Any, memory: int) -> tuple[int, int]:
     return at_once, 2 * chunk * at_once
 
 
-def _coding(at_once: int) -> Any:
+@contextmanager
+def _coding(at_once: int) -> Iterator[None]:
     """A context in which Zarr codes so many chunks at once."""
-    return import_module("zarr").config.set({"async.concurrency": at_once})
+    with import_module("zarr").config.set({"async.concurrency": at_once}), settled():
+        yield
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """A context that Zarr has finished with, also where an error or a signal leaves it.
+
+    Zarr works in a thread of its own and goes on with the chunks that it has begun. They would be written to
+    a store that is closed or removed, and the end of the process would report them one by one.
+    """
+    try:
+        yield
+    except BaseException:
+        import_module("zarr.core.sync").sync(_others())
+        raise
+
+
+async def _others() -> None:
+    """Wait for the other tasks of Zarr's thread."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def open_array(fn: str, path: Path, key: str | None, memory: int) -> Source:
@@ -67,6 +92,8 @@ def open_array(fn: str, path: Path, key: str | None, memory: int) -> Source:
     zarr = needs(fn, "zarr", "zarr", "Zarr files")
     if path.is_dir() and not is_zarr(path):
         raise ValueError(f"{fn}: a folder must be a Zarr array or group; got {path}")
+    if path.suffix.lower() == ".zarr" and not path.is_dir():
+        raise ValueError(f"{fn}: .zarr must be a folder, and a zip .zarr.zip; got the file {path}")
     store = path if path.is_dir() else zarr.storage.ZipStore(path, mode="r")
     found = zarr.open(store, mode="r")
     dims: Sequence[str] = ()
@@ -116,7 +143,7 @@ class Journal:
     """The boxes that were written, in a file next to the chunks: a run that continues skips them."""
 
     def __init__(self, fn: str, folder: Path, request: dict[str, Any], resume: bool) -> None:
-        self._path, self.resumed = folder / JOURNAL, resume
+        self._path, self.resumed = journal_of(folder), resume
         request = json.loads(json.dumps(request, default=str))
         self.done: list[tuple[str, list[list[int]]]] = []
         self.begun = resume  # whether there is anything to continue
@@ -135,8 +162,9 @@ class Journal:
                     f"got other {', '.join(changed)}"
                 )
             self.done = [entry for line in lines if (entry := _parsed(line))]
-        folder.mkdir(exist_ok=True)
-        self._file = open(self._path, "a" if resume else "w", buffering=1)  # noqa: SIM115
+        folder.mkdir(exist_ok=resume)
+        self._file = open(self._path, "a" if resume else "x", buffering=1)  # noqa: SIM115
+        _lock(self._file)
         # The last line of the earlier run may be broken off.
         self._file.write("\n" if resume else json.dumps(request) + "\n")
 
@@ -145,11 +173,9 @@ class Journal:
         self.begun = True
         self._file.write(json.dumps([name, [[s.start, s.stop] for s in box]]) + "\n")
 
-    def close(self, finished: bool) -> None:
-        """Close the journal, and remove it with the work finished."""
+    def close(self) -> None:
+        """Close the journal; another run may continue it."""
         self._file.close()
-        if finished:
-            self._path.unlink(missing_ok=True)
 
 
 def _parsed(line: str) -> tuple[str, list[list[int]]] | None:
@@ -205,15 +231,16 @@ def create(
     how: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}}
     if zarr_format == 3:
         how = {"dimension_names": list(dims) or None}
-    return import_module("zarr").create_array(
-        store=store,
-        name=name,
-        shape=shape,
-        dtype=dtype,
-        chunks=tuple(max(1, min(c, n)) for c, n in zip(chunks, shape, strict=True)),
-        zarr_format=zarr_format,
-        **how,
-    )
+    with settled():
+        return import_module("zarr").create_array(
+            store=store,
+            name=name,
+            shape=shape,
+            dtype=dtype.str,  # NumPy has two types for integers of 64 bits, and Zarr knows one of them
+            chunks=tuple(max(1, min(c, n)) for c, n in zip(chunks, shape, strict=True)),
+            zarr_format=zarr_format,
+            **how,
+        )
 
 
 def check_chunks(
@@ -224,12 +251,12 @@ def check_chunks(
         if like and prod(like) * dtype.itemsize <= LARGEST_CHUNK:
             return like
         return _default_chunks(shape, dtype)
-    sizes = (chunks,) * len(shape) if isinstance(chunks, int) else tuple(chunks)
-    if len(sizes) != len(shape) or any(isinstance(n, bool) or not isinstance(n, int) for n in sizes):
+    sizes = tuple(chunks) if isinstance(chunks, Iterable) else (chunks,) * len(shape)
+    if len(sizes) != len(shape) or any(isinstance(n, bool) or not isinstance(n, Integral) for n in sizes):
         raise ValueError(f"{fn}: chunks must be {len(shape)} integers, one per axis; got chunks={chunks!r}")
     if min(sizes, default=1) < 1:
         raise ValueError(f"{fn}: chunks must be at least 1; got chunks={chunks!r}")
-    return sizes
+    return tuple(int(n) for n in sizes)
 
 
 def _default_chunks(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
@@ -243,6 +270,24 @@ def _default_chunks(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, 
             chunks[a] *= 2
 
 
-def journal_in(folder: Path) -> bool:
-    """Whether a folder is what a broken-off run left."""
-    return os.path.exists(folder / JOURNAL)
+def journal_of(folder: Path) -> Path:
+    """The journal that a folder contains while it is written."""
+    return folder / JOURNAL
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a run that has not ended writes to a folder."""
+    try:
+        with open(journal_of(folder), "rb") as file:
+            return not _lock(file)
+    except OSError:
+        return False
+
+
+def _lock(file: IO[Any]) -> bool:
+    """Lock a journal until it is closed; False where another run has done so."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, BlockingIOError)  # not every file system has locks
+    return True

@@ -116,7 +116,7 @@ class Dask:
         windows = [_fields(axis) for axis in call.plan.axes]
         token = tokenize(how, windows, x.name, edges, [(type(m), m.dtype) for m in metas])
         name = f"{call.function}-{token}"
-        edge_name, edge_layer = _edge_layer(x, spans)
+        edge_name, edge_layer = _edge_layer(call.function, x, spans)
         layer = self._layer(name, call, x, spans, edge_name, planes, metas[0].dtype)
         layers, dependencies = dict(x.dask.layers), dict(x.dask.dependencies)
         layers[name], dependencies[name] = layer, {x.name}
@@ -172,7 +172,7 @@ class Dask:
         return [_meta(array, x.ndim) for array in (got if call.extra == INDEX64 else (got,))]
 
 
-def _edge_layer(x: Any, spans: list[list[Span]]) -> tuple[str, dict[Any, Any]]:
+def _edge_layer(fn: str, x: Any, spans: list[list[Span]]) -> tuple[str, dict[Any, Any]]:
     """A task per input chunk that has edges."""
     wanted = [requests(along, len(own)) for along, own in zip(spans, x.chunks, strict=True)]
     name = f"edges-{tokenize(x.name, wanted)}"
@@ -183,8 +183,8 @@ def _edge_layer(x: Any, spans: list[list[Span]]) -> tuple[str, dict[Any, Any]]:
     for at in product(*(range(len(along)) for along in wanted)):
         pieces = tuple([along[i] for along, i in zip(wanted, at, strict=True)])
         if all(pieces) and any(flags[i] for flags, i in zip(has_edge, at, strict=True)):
-            key = (name, *at)
-            layer[key] = (Edges(pieces), (x.name, *at))
+            key, sizes = (name, *at), tuple([along[i] for along, i in zip(x.chunks, at, strict=True)])
+            layer[key] = (Edges(fn, sizes, pieces), (x.name, *at))
     return name, layer
 
 

@@ -19,6 +19,7 @@ class Piece(NamedTuple):
 
     chunk: int
     within: slice
+    size: float  # of the chunk; NaN if it is not known
     number: int = 0  # among all pieces of this input chunk
     edge: bool = False  # a small part, which is copied so that the rest of the chunk need not be kept
 
@@ -55,7 +56,7 @@ def pooled_spans(axis: AxisPlan, chunks: Sequence[int], edges: bool) -> list[Spa
 
 def kept_spans(chunks: Sequence[Any]) -> list[Span]:
     """The chunks along an axis that is not pooled, whose sizes may be unknown."""
-    return [Span(n, (Piece(j, slice(None)),)) for j, n in enumerate(chunks)]
+    return [Span(n, (Piece(j, slice(None), n),)) for j, n in enumerate(chunks)]
 
 
 def requests(spans: Sequence[Span], n_chunks: int) -> list[tuple[tuple[slice, bool], ...]]:
@@ -97,7 +98,7 @@ def _pieces(bounds: list[int], begin: int, end: int) -> Iterator[Piece]:
     while begin < end:
         stop = min(end, bounds[j + 1])
         if stop > begin:
-            yield Piece(j, slice(begin - bounds[j], stop - bounds[j]))
+            yield Piece(j, slice(begin - bounds[j], stop - bounds[j]), bounds[j + 1] - bounds[j])
         begin, j = stop, j + 1
 
 
@@ -120,6 +121,6 @@ def _numbered(spans: list[Span], chunks: Sequence[int], edges: bool) -> list[Spa
         pieces = []
         for piece in span.pieces:
             number = wanted[piece.chunk].index(piece.within)
-            pieces.append(Piece(piece.chunk, piece.within, number, small[piece.chunk][number]))
+            pieces.append(piece._replace(number=number, edge=small[piece.chunk][number]))
         result.append(span._replace(pieces=tuple(pieces)))
     return result

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from math import prod
+from math import isnan, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ndpool._arguments import input_name
 from ndpool._call import INDEX64, Call, Unpool
 from ndpool._native import one_thread_each
 from ndpool._plan import AxisPlan, Plan
@@ -27,16 +28,28 @@ SPLIT_BYTES = 1 << 20  # of a block that is worth pooling in parts instead of pu
 class Edges:
     """The edges of a block, by the numbers of their pieces, as copies: a view would keep all of the block."""
 
+    function: str
+    sizes: tuple[float, ...]  # of the block
     pieces: tuple[tuple[tuple[slice, bool], ...], ...]  # per axis: place, and whether it is an edge
 
     def __call__(self, block: Any) -> dict[tuple[int, ...], Any]:
         """Copy them."""
+        _check_sizes(self.function, self.sizes, block)
         result = {}
         for numbers in product(*(range(len(pieces)) for pieces in self.pieces)):
             chosen = [pieces[number] for pieces, number in zip(self.pieces, numbers, strict=True)]
             if any(edge for _, edge in chosen):
                 result[numbers] = block[tuple(place for place, _ in chosen)].copy()
         return result
+
+
+def _check_sizes(fn: str, sizes: Sequence[float], block: Any) -> None:
+    """Refuse a block of other sizes than the array declares: its elements would be taken for others."""
+    if any(n != size and not isnan(size) for n, size in zip(block.shape, sizes, strict=True)):
+        raise ValueError(
+            f"{fn}: {input_name(fn)} must have blocks of the sizes that it declares; "
+            f"got a block of shape {block.shape} for {tuple(sizes)}"
+        )
 
 
 class Part(NamedTuple):
@@ -72,6 +85,7 @@ class Pool:
             if any(piece.edge for piece in pieces):
                 result[place] = block[tuple(piece.number for piece in pieces)]
             else:
+                _check_sizes(self.call.function, [piece.size for piece in pieces], block)
                 result[place] = block[tuple(piece.within for piece in pieces)]
         return result
 
