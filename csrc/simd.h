@@ -4,6 +4,12 @@
 
 #include <utility>
 
+// GCC 12 warns of undefined vectors in its own headers, and of sums that a loop begins: it does not see that the loop
+// runs at least once.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
