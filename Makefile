@@ -9,7 +9,7 @@ SANITIZED := .venv-sanitize/bin
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types unit browser fuzz docs test-gpu compile-gpu sanitize-gpu sanitize sanitize-threads wheel clean
+.PHONY: help demo test lint types unit browser fuzz docs test-gpu compile-gpu sanitize-gpu sanitize sanitize-threads clang wheel clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -92,6 +92,10 @@ sanitize-threads: .venv-tsan/.installed  ## run the tests of threads with a core
 
 wheel: .venv/.made  ## build a wheel into dist/
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+clang: .venv/.made  ## compile a wheel with Clang into build/, warnings being errors
+	CXX=clang++ CXXFLAGS='-Wall -Wextra -Werror' $(BIN)/python -m pip wheel --no-build-isolation --no-deps \
+	    --config-settings=build-dir=build/clang --wheel-dir build .
 
 clean:  ## remove everything that make made
 	rm -rf .venv .venv-sanitize .venv-tsan build dist site .mypy_cache .ruff_cache .hypothesis ndpool-demo.svg

@@ -690,7 +690,7 @@ struct Planes {
   char* data;
   int64_t count = 1, size = 1, step = 0;
   int n_lead = 0;
-  int64_t shape[max_lead], stride[max_lead];
+  int64_t shape[max_lead]{}, stride[max_lead]{};
 
   static std::optional<Planes> of(const Buffer& b, int n_axes) {
     Planes planes{b.data()};

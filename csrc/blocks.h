@@ -289,7 +289,7 @@ private:
     best_row = equal ? best_row : ~Cn{};
     const Cn least_row = lowest(best_row);
     row = least_row[0];
-    column = int64_t(lowest(equal & (best_row == least_row) ? best_column : ~Cn{})[0]);
+    column = int64_t(lowest((equal & (best_row == least_row)) ? best_column : ~Cn{})[0]);
   }
 
   // All elements together, in every element.

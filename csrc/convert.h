@@ -27,6 +27,16 @@ inline float power(float x, float p) {
   return p == 2 ? x * x : p == 1 ? x : p == 0.5f ? std::sqrt(x) : std::pow(x, p);
 }
 
+// Powers of a row. The common ones are loops of their own, which run on vectors.
+template <class V> void powers(V* x, int64_t n, V p) {
+  if (p == 2)
+    for (int64_t j = 0; j < n; ++j) x[j] *= x[j];
+  else if (p == V(0.5))
+    for (int64_t j = 0; j < n; ++j) x[j] = std::sqrt(x[j]);
+  else if (p != 1)
+    for (int64_t j = 0; j < n; ++j) x[j] = std::pow(x[j], p);
+}
+
 template <class T, class F> inline void each(const Row& row, F&& f) {
   if (row.packed(sizeof(T))) {
     T* data = reinterpret_cast<T*>(row.data);

@@ -94,8 +94,7 @@ public:
       return reinterpret_cast<const V*>(row.data) - from * p_.lanes;
     load_(row, buffer);
     if constexpr (is_real<V>) {
-      if (p_.op == Op::lp)
-        for (int64_t j = 0; j < row.n * row.lanes; ++j) buffer[j] = power(buffer[j], V(p_.norm));
+      if (p_.op == Op::lp) powers(buffer, row.n * row.lanes, V(p_.norm));
     }
     return buffer - from * p_.lanes;
   }
@@ -484,11 +483,8 @@ private:
     const auto divide = [&](V* from, int64_t n, int64_t by) {
       if constexpr (is_real<V>) {
         if (p.op == Op::lp) {
-          for (int64_t j = 0; j < n; ++j) {
-            const V mean = from[j] / V(by);
-            from[j] = power(V(mean * V(taps)), V(1 / p.norm));
-          }
-          return;
+          for (int64_t j = 0; j < n; ++j) from[j] = from[j] / V(by) * V(taps);
+          return powers(from, n, V(1 / p.norm));
         }
       }
       if (by == 0) by = 1;  // an empty window's sum is zero whatever it is divided by

@@ -158,7 +158,7 @@ template <class V, class S = V> Kernel sum_of(const Problem& p) {
 }
 
 // The most that the elements of a window of whole numbers can add up to.
-double largest_sum(const Problem& p) {
+[[maybe_unused]] double largest_sum(const Problem& p) {
   constexpr double most_of[] = {1, 0x1p7, 0x1p8, 0x1p15, 0x1p16, 0x1p31, 0x1p32, 0x1p63, 0x1p64};
   double sum = most_of[int(p.x_type)];
   for (int a = 0; a < p.n_axes; ++a) sum *= double(p.axes[a].kernel);

@@ -21,7 +21,7 @@ template <class R> struct LongBest {
   static_assert(std::is_same_v<V, float> || std::is_same_v<R, Max<std::uint8_t>>);
   using Bits = UnsignedLike<V>;
   using Vn = Vec<V, N>;
-  using Mask = std::conditional_t<real, __mmask16, __mmask64>;
+  using Mask = MaskOf<V>;
   static constexpr int64_t widest_tile = 4096 / sizeof(V), band_elements = 128 * 1024;
 
   static bool serves(const Problem& p) {
@@ -111,22 +111,13 @@ private:
   }
   Vn load(const V* p, Mask m) const {
     const Vn outside = flipped(all_of<Vn>(R::init()));
-    if constexpr (real)
-      return flipped(_mm512_mask_loadu_ps(outside, m, p));
-    else
-      return flipped(reinterpret_cast<Vn>(_mm512_mask_loadu_epi8(reinterpret_cast<__m512i>(outside), m, p)));
+    return flipped(read_where(m, p, outside));
   }
-  void put(V* p, Mask m, Vn v) const {
-    if constexpr (real)
-      _mm512_mask_storeu_ps(p, m, flipped(v));
-    else
-      _mm512_mask_storeu_epi8(p, m, reinterpret_cast<__m512i>(flipped(v)));
-  }
+  void put(V* p, Mask m, Vn v) const { write_where(m, p, flipped(v)); }
 
   template <bool quick> static Vn merge(Vn later, Vn best) {
     if constexpr (!real) {
-      return reinterpret_cast<Vn>(
-          _mm512_max_epu8(reinterpret_cast<__m512i>(later), reinterpret_cast<__m512i>(best)));
+      return larger(later, best);
     } else {
       auto better = R::beats(later, best);
       if constexpr (!quick) better |= later != later;
@@ -150,28 +141,19 @@ private:
       }
     }
     Vn operator()(Vn a, Vn b) const {
-      if constexpr (real) {
-        return __builtin_shuffle(a, b, near);
-      } else {
-        const __m512i lanes = shifted_lanes(a, b);
-        return reinterpret_cast<Vn>(
-            _mm512_shuffle_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(near)) |
-            _mm512_shuffle_epi8(lanes, reinterpret_cast<__m512i>(far)));
-      }
+      if constexpr (real)
+        return taken(a, b, reinterpret_cast<Ints>(near));
+      else
+        return taken_of_sixteen(a, near, shifted_bytes<16>(a, b), far);
     }
   };
-  static __m512i shifted_lanes(Vn a, Vn b) {
-    return _mm512_alignr_epi64(reinterpret_cast<__m512i>(b), reinterpret_cast<__m512i>(a), 2);
-  }
   template <int by> static Vn shift(Vn a, Vn b) {
     if constexpr (real && by == N)
       return b;
     else if constexpr (real)
       return shifted<by>(a, b);
-    else if constexpr (by == 16)
-      return reinterpret_cast<Vn>(shifted_lanes(a, b));
     else
-      return reinterpret_cast<Vn>(_mm512_alignr_epi8(shifted_lanes(a, b), reinterpret_cast<__m512i>(a), by));
+      return shifted_bytes<by>(a, b);
   }
 
   // Vectors of a row to windows twice as long, four times, ...: each step takes what the one before it made of the

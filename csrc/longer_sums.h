@@ -199,8 +199,8 @@ private:
         write(fresh[l][1] + at, v);
         const Vn middle = read<V, N>(old[l][0] + at), far = read<V, N>(old[l][1] + at);
         if (odd[l]) {
-          v = plus(middle + u, b);
-          u = plus(far + read<V, N>(old[l][2] + at), a);
+          v = multiplied_sum(middle + u, b);
+          u = multiplied_sum(far + read<V, N>(old[l][2] + at), a);
         } else {
           u = middle + u;
           v = far + v;
@@ -209,13 +209,6 @@ private:
       write(to[0] + at, u);
       write(to[1] + at, v);
     }
-  }
-
-  // The same as an addition, in the units that multiply.
-  static Vn plus(Vn sum, Vn more) {
-    Vn one = Vn{} + 1.0f;
-    asm("" : "+v"(one));
-    return _mm512_fmadd_ps(more, one, sum);
   }
 
   // Each step takes what the one before it made of the vector before, so that none waits for another.
@@ -230,8 +223,8 @@ private:
     step(const Vec<std::int32_t, N>* shift, const bool* odd, const int64_t* twice, const V* x, Vn v) {
       const Vn now = l ? next[l] : v, old = before[l];
       before[l] = now;
-      Vn sum = old + __builtin_shuffle(old, now, shift[l]);
-      if (odd[l]) sum = plus(sum, read<V, N>(x - (2 * l + 1) * N + twice[l]));
+      Vn sum = old + taken(old, now, shift[l]);
+      if (odd[l]) sum = multiplied_sum(sum, read<V, N>(x - (2 * l + 1) * N + twice[l]));
       if constexpr (l > 0) next[l] = step<l - 1>(shift, odd, twice, x, v);
       return sum;
     }

@@ -29,7 +29,7 @@ template <class T> struct Max {
       return std::numeric_limits<V>::lowest();
   }
   template <class T2> static auto beats(T2 later, T2 best) { return later > best; }
-  static bool better(V later, V best) { return beats(later, best) | is_nan(later); }
+  static bool better(V later, V best) { return beats(later, best) | int(is_nan(later)); }
   static V merge(V later, V best) { return better(later, best) ? later : best; }
 };
 
@@ -48,7 +48,7 @@ template <class T> struct Min {
       return std::numeric_limits<V>::max();
   }
   template <class T2> static auto beats(T2 later, T2 best) { return later < best; }
-  static bool better(V later, V best) { return beats(later, best) | is_nan(later); }
+  static bool better(V later, V best) { return beats(later, best) | int(is_nan(later)); }
   static V merge(V later, V best) { return better(later, best) ? later : best; }
 };
 

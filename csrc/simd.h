@@ -4,6 +4,12 @@
 
 #include <utility>
 
+// GCC 12 warns of undefined vectors in its own headers, and of sums that a loop begins: it does not see that the loop
+// runs at least once.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -26,6 +32,13 @@ constexpr int vector_bytes = 16;
 constexpr bool specialised = false;
 #else
 constexpr bool specialised = true;
+#endif
+
+// The shortest vector that the compiler allows in a register of its own.
+#if defined(__clang__)
+constexpr int least_bytes = 16;
+#else
+constexpr int least_bytes = 1;
 #endif
 
 template <int Bytes> struct UnsignedOf;
@@ -59,7 +72,7 @@ template <class T, int N> inline Vec<T, N> read(const T* p) {
   __builtin_memcpy(&v, p, sizeof v);
 #if defined(__x86_64__)
   // Keeps the value in a register: otherwise each use reads memory again, and unaligned reads are what costs.
-  if constexpr (sizeof v <= vector_bytes) asm("" : "+v"(v));
+  if constexpr (sizeof v >= least_bytes && sizeof v <= vector_bytes) asm("" : "+v"(v));
 #endif
   return v;
 }
@@ -76,10 +89,10 @@ template <class To> inline To first_of(__m128i v) {
 // The same numbers in another type. The compiler goes through them one by one where the widths differ by more than
 // two; processors have an instruction for it.
 template <class To, class V> __attribute__((always_inline)) inline To converted(V v) {
+  static_assert(length_of<V> == length_of<To>);
+#if defined(__AVX2__)
   using F = Element<V>;
   constexpr int n = length_of<V>, from = sizeof(F), to = sizeof(Element<To>);
-  static_assert(n == length_of<To>);
-#if defined(__AVX2__)
   constexpr bool whole = std::is_integral_v<F> && std::is_integral_v<Element<To>>;
   constexpr int held = sizeof v < 16 ? 16 : sizeof v;
   if constexpr (whole && from < to && n * to == vector_bytes && std::is_unsigned_v<F>) {
@@ -318,6 +331,88 @@ template <class V> inline int first_set(V mask) {
 }
 
 #if defined(__AVX512VL__)
+// A bit for each element of the widest vector.
+template <class T> using MaskOf = std::conditional_t<sizeof(T) == 1, __mmask64, __mmask16>;
+
+// The elements whose bits are set: the others are neither read nor written.
+template <class T, class V> inline V read_where(MaskOf<T> where, const T* p, V rest) {
+  if constexpr (sizeof(T) == 1)
+    return reinterpret_cast<V>(_mm512_mask_loadu_epi8(reinterpret_cast<__m512i>(rest), where, p));
+  else
+    return _mm512_mask_loadu_ps(rest, where, p);
+}
+template <class T, class V> inline void write_where(MaskOf<T> where, T* p, V v) {
+  if constexpr (sizeof(T) == 1)
+    _mm512_mask_storeu_epi8(p, where, reinterpret_cast<__m512i>(v));
+  else
+    _mm512_mask_storeu_ps(p, where, v);
+}
+
+using Floats = Vec<float, 16>;
+using Ints = Vec<std::int32_t, 16>;
+
+template <class R> inline MaskOf<float> beats_where(Floats later, Floats best) {
+  constexpr int order = std::is_same_v<R, Max<float>> ? _CMP_GT_OQ : _CMP_LT_OQ;
+  return _mm512_cmp_ps_mask(later, best, order);
+}
+inline MaskOf<float> equal_where(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+inline MaskOf<float> equal_where(MaskOf<float> asked, Floats a, Floats b) {
+  return _mm512_mask_cmp_ps_mask(asked, a, b, _CMP_EQ_OQ);
+}
+inline MaskOf<float> less_where(MaskOf<float> asked, Ints a, Ints b) {
+  return _mm512_mask_cmplt_epi32_mask(asked, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b));
+}
+// `to` with the elements of `from` whose bits are set.
+template <class V> inline V replaced(V to, MaskOf<float> where, V from) {
+  if constexpr (std::is_same_v<V, Floats>)
+    return _mm512_mask_mov_ps(to, where, from);
+  else
+    return reinterpret_cast<V>(
+        _mm512_mask_mov_epi32(reinterpret_cast<__m512i>(to), where, reinterpret_cast<__m512i>(from)));
+}
+
+// Elements of the two together, by their numbers.
+template <class V> inline V taken(V a, V b, Ints from) {
+#if defined(__clang__)
+  const __m512i numbers = reinterpret_cast<__m512i>(from);
+  if constexpr (std::is_same_v<V, Floats>)
+    return _mm512_permutex2var_ps(a, numbers, b);
+  else
+    return reinterpret_cast<V>(
+        _mm512_permutex2var_epi32(reinterpret_cast<__m512i>(a), numbers, reinterpret_cast<__m512i>(b)));
+#else
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
+// The same as an addition, in the units that multiply.
+inline Floats multiplied_sum(Floats sum, Floats more) {
+  Floats one = Floats{} + 1.0f;
+  asm("" : "+v"(one));  // or the compiler adds
+  return _mm512_fmadd_ps(more, one, sum);
+}
+
+using Bytes = Vec<std::uint8_t, 64>;
+
+inline Bytes larger(Bytes a, Bytes b) {
+  return reinterpret_cast<Bytes>(_mm512_max_epu8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+// As many bytes of the two together, all but the first few, of which there are at most 16.
+template <int By> inline Bytes shifted_bytes(Bytes a, Bytes b) {
+  const __m512i m = reinterpret_cast<__m512i>(a),
+                lanes = _mm512_alignr_epi64(reinterpret_cast<__m512i>(b), m, 2);
+  if constexpr (By == 16)
+    return reinterpret_cast<Bytes>(lanes);
+  else
+    return reinterpret_cast<Bytes>(_mm512_alignr_epi8(lanes, m, By));
+}
+// Bytes of `a` and `b`, by their numbers in each sixteen; the number 0x80 gives none. Together they give all.
+inline Bytes taken_of_sixteen(Bytes a, Bytes from_a, Bytes b, Bytes from_b) {
+  return reinterpret_cast<Bytes>(
+      _mm512_shuffle_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(from_a)) |
+      _mm512_shuffle_epi8(reinterpret_cast<__m512i>(b), reinterpret_cast<__m512i>(from_b)));
+}
+
 // Some of the N floats at a place: the others are neither read nor written.
 template <int N> struct Part {
   __mmask16 mask;

@@ -85,20 +85,15 @@ private:
     Cn code;
   };
 
-  static __mmask16 wins(Vn next, Vn best) {
-    constexpr int order = std::is_same_v<R, Max<V>> ? _CMP_GT_OQ : _CMP_LT_OQ;
-    return _mm512_cmp_ps_mask(next, best, order);
-  }
-  static void replace(__mmask16 better, Vn value, Cn code, Best& best) {
-    best.value = _mm512_mask_mov_ps(best.value, better, value);
-    best.code = reinterpret_cast<Cn>(
-        _mm512_mask_mov_epi32(reinterpret_cast<__m512i>(best.code), better, reinterpret_cast<__m512i>(code)));
+  static void replace(MaskOf<V> better, Vn value, Cn code, Best& best) {
+    best.value = replaced(best.value, better, value);
+    best.code = replaced(best.code, better, code);
   }
 
   // The later of two rows into the best so far.
   static void down(Vn later, std::int32_t code, Best& best) {
     if constexpr (coded)
-      replace(wins(later, best.value), later, Cn{} + code, best);
+      replace(beats_where<R>(later, best.value), later, Cn{} + code, best);
     else if constexpr (R::picks)
       best.value = R::beats(later, best.value) ? later : best.value;
     else
@@ -107,21 +102,17 @@ private:
 
   // The windows' taps of one number, from a row that two vectors hold.
   Best tap(const Best& a, const Best& b, int number, std::int32_t code) const {
-    const __m512i from = reinterpret_cast<__m512i>(taps_[number]);
-    Best got{_mm512_permutex2var_ps(a.value, from, b.value), Cn{}};
-    if constexpr (coded)
-      got.code = code + reinterpret_cast<Cn>(_mm512_permutex2var_epi32(
-                            reinterpret_cast<__m512i>(a.code), from, reinterpret_cast<__m512i>(b.code)));
+    Best got{taken(a.value, b.value, taps_[number]), Cn{}};
+    if constexpr (coded) got.code = code + taken(a.code, b.code, taps_[number]);
     return got;
   }
 
   // One column of the folded row after the other.
   static void across(const Best& next, Best& best) {
     if constexpr (coded) {
-      const __mmask16 equal = _mm512_cmp_ps_mask(next.value, best.value, _CMP_EQ_OQ),
-                      earlier = _mm512_mask_cmplt_epi32_mask(equal, reinterpret_cast<__m512i>(next.code),
-                                                             reinterpret_cast<__m512i>(best.code));
-      replace(__mmask16(wins(next.value, best.value) | earlier), next.value, next.code, best);
+      const MaskOf<V> equal = equal_where(next.value, best.value),
+                      earlier = less_where(equal, next.code, best.code);
+      replace(MaskOf<V>(beats_where<R>(next.value, best.value) | earlier), next.value, next.code, best);
     } else {
       down(next.value, 0, best);
     }
@@ -140,7 +131,7 @@ private:
     const Vn init = Vn{} + R::init();
     Vn met{};     // a NaN stays in a sum
     Cn lowest{};  // of the numbers' bits: -0 is the least of all integers
-    __mmask16 unsure = 0;
+    MaskOf<V> unsure = 0;
     struct Line {
       Vn v[W];
     };
@@ -180,7 +171,7 @@ private:
         outputs_.write(y, best.value);
       if constexpr (coded) {
         // The first element inside has won, wherever that is.
-        unsure |= _mm512_mask_cmp_ps_mask(outputs_.mask, best.value, init, _CMP_EQ_OQ);
+        unsure |= equal_where(outputs_.mask, best.value, init);
         put<spills>(best.code, o, i, extra);
       }
     }
@@ -197,7 +188,7 @@ private:
     const int64_t base = i * cols_.size + cols_.origin;
     if (p_.extra == Extra::index64) code += taps_[0];
     if (spills && p_.extra == Extra::offset8) {
-      write(extra, _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(code)));
+      write(extra, converted<Vec<std::uint8_t, N>>(code));
     } else if (spills) {
       write(extra, converted<Vec<int64_t, N>>(code) + base);
     } else {

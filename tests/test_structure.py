@@ -1,8 +1,9 @@
-"""The structure of the package: imports go one way, and tests use few private modules."""
+"""The structure of the package: imports go one way, tests use few private modules, engines no intrinsics."""
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,15 @@ def test_no_function_takes_ten_positional_arguments():
                 continue
             if not any(ast.unparse(d).startswith("triton.jit") for d in node.decorator_list):
                 assert len(node.args.posonlyargs + node.args.args) < 10, f"{path.name}: {node.name}"
+
+
+def test_intrinsics_and_compilers_are_in_one_file():
+    """Engines are written in the names of simd.h, which knows GCC from Clang."""
+    particular = re.compile(
+        r"\b(_mm\d*_\w+|__m(mask)?\d+\w*|__builtin_(shuffle|shufflevector|convertvector)|asm|vector_size"
+        r"|__clang__|__GNUC__|_Pragma)\b|#\s*pragma (?!once\b)"
+    )
+    found = {
+        path.name: particular.search(path.read_text()) for path in (ROOT / "csrc").iterdir() if path.is_file()
+    }
+    assert [name for name, match in found.items() if match] == ["simd.h"], found
