@@ -3,10 +3,11 @@
 // the table itself. Everything below has internal linkage, so that no function compiled for a newer processor can take
 // the place of its namesake elsewhere.
 //
-// Forward:   strips, tracks, long_best, long_sums, longer_sums (common windows of stride 1), slide (all of stride 1),
-//            small (planes of short rows), direct (windows of 2 and 3), blocks (disjoint windows), lanes
-//            (channels last), rows (any window), side_by_side (any window of short rows, by one of the others)
-// Backward:  pick, pick_lanes, scatter (max and min), spread (sums), backward (any window), side_by_side
+// Forward:   strips, tracks, long_max, long_sums, longer_sums (common windows of stride 1), sliding (all of stride 1),
+//            small_planes (planes of short rows), direct (windows of 2 and 3), blocks (disjoint windows), channels_last,
+//            rows (any window: forward/general.h), side_by_side (any window of short rows, by one of the others)
+// Backward:  max_rows, max_channels_last, max_tiles, scatter (max and min), sum_rows (sums and averages), gather (any
+//            window: backward/general.h), side_by_side
 #include "kernels.h"
 
 #include <string_view>
@@ -25,19 +26,19 @@
 #define NDPOOL_IS(part) (NDPOOL_NAME(NDPOOL_PART_, NDPOOL_PART) == NDPOOL_PART_##part)
 
 #if NDPOOL_IS(table)
-#include "backward.h"
+#include "backward/general.h"
 #include "side_by_side.h"
 #else
-#include "blocks.h"
-#include "direct.h"
-#include "lanes.h"
-#include "long_best.h"
-#include "long_sums.h"
-#include "longer_sums.h"
-#include "slide.h"
-#include "small.h"
-#include "strips.h"
-#include "tracks.h"
+#include "forward/blocks.h"
+#include "forward/channels_last.h"
+#include "forward/direct.h"
+#include "forward/long_max.h"
+#include "forward/long_sums.h"
+#include "forward/longer_sums.h"
+#include "forward/sliding.h"
+#include "forward/small_planes.h"
+#include "forward/strips.h"
+#include "forward/tracks.h"
 #endif
 
 namespace ndpool {
@@ -70,15 +71,16 @@ bool shares_little(const Problem& p) {
   return visits <= 9;
 }
 
-// Small and disjoint windows, whose taps are read directly.
+// SmallPlanes and disjoint windows, whose taps are read directly.
 template <class R, class S, bool coded> Kernel direct_engine(const Problem& p) {
   if (p.lanes > 1) {
-    if ((coded || shares_little(p)) && Lanes<R, S, coded>::serves(p)) return kernel_of<Lanes<R, S, coded>>();
+    if ((coded || shares_little(p)) && ChannelsLast<R, S, coded>::serves(p))
+      return kernel_of<ChannelsLast<R, S, coded>>();
     return {};
   }
 #if defined(__AVX512VL__)
   if constexpr (std::is_same_v<S, float>)
-    if (Small<R, coded>::serves(p)) return kernel_of<Small<R, coded>>();
+    if (SmallPlanes<R, coded>::serves(p)) return kernel_of<SmallPlanes<R, coded>>();
 #endif
   if (DirectRows<R, S, coded>::serves(p)) return kernel_of<DirectRows<R, S, coded>>();
   if (Blocks<R, S, coded>::serves(p)) return kernel_of<Blocks<R, S, coded>>();
@@ -86,7 +88,7 @@ template <class R, class S, bool coded> Kernel direct_engine(const Problem& p) {
 }
 
 template <class R, bool coded> bool slides(const Problem& p) {
-  return taps_of(p) > 1 && !(p.lanes > 1 && shares_little(p)) && Slide<R, coded>::serves(p);
+  return taps_of(p) > 1 && !(p.lanes > 1 && shares_little(p)) && Sliding<R, coded>::serves(p);
 }
 
 // Common windows of float32 and bytes with stride 1.
@@ -96,13 +98,13 @@ template <class R> Kernel common_stride1(const Problem& p) {
 #if defined(__AVX512VL__)
     if (Strips<R>::serves(p)) return kernel_of<Strips<R>>();
     if constexpr (R::picks) {
-      if (LongBest<R>::serves(p)) return kernel_of<LongBest<R>>();
+      if (LongMax<R>::serves(p)) return kernel_of<LongMax<R>>();
     } else {
       if (LongSums::serves(p)) return kernel_of<LongSums>();
       if (LongerSums::serves(p)) return kernel_of<LongerSums>();
     }
   } else if constexpr (R::picks && std::is_same_v<typename R::V, std::uint8_t>) {
-    if (LongBest<R>::serves(p)) return kernel_of<LongBest<R>>();
+    if (LongMax<R>::serves(p)) return kernel_of<LongMax<R>>();
 #endif
   }
   return {};
@@ -115,12 +117,12 @@ template <class R, class S> Kernel pick(const Problem& p) {
   if constexpr (special && std::is_same_v<S, V>)
     if (const Kernel found = common_stride1<R>(p); found.run) return found;
   if (p.extra == Extra::none) {
-    if (slides<R, false>(p)) return kernel_of<Slide<R, false>>();
+    if (slides<R, false>(p)) return kernel_of<Sliding<R, false>>();
     if constexpr (special)
       if (const Kernel found = direct_engine<R, S, false>(p); found.run) return found;
     if constexpr (specialised && !special)
-      if (p.lanes > 1 && shares_little(p) && Lanes<R, S, false>::serves(p))
-        return kernel_of<Lanes<R, S, false>>();
+      if (p.lanes > 1 && shares_little(p) && ChannelsLast<R, S, false>::serves(p))
+        return kernel_of<ChannelsLast<R, S, false>>();
     return kernel_of<Rows<R, false>>();
   }
   if constexpr (special && is_real<V>) {
@@ -128,7 +130,7 @@ template <class R, class S> Kernel pick(const Problem& p) {
       if constexpr (std::is_same_v<S, float>)  // small windows on rows that are no shorter than a vector
         if (taps_of(p) <= 9 && p.axes[p.n_axes - 1].out >= wide<V> && DirectRows<R, S, true>::serves(p))
           return kernel_of<DirectRows<R, S, true>>();
-      return kernel_of<Slide<R, true>>();
+      return kernel_of<Sliding<R, true>>();
     }
     if (const Kernel found = direct_engine<R, S, true>(p); found.run) return found;
   }
@@ -147,8 +149,8 @@ template <class V, class S = V> Kernel sum_of(const Problem& p) {
     if constexpr (is_real<V>) {
       if constexpr (std::is_same_v<S, V>)
         if (const Kernel found = common_stride1<Sum<V>>(p); found.run) return found;
-      if ((long_ones || slides<Sum<V>, false>(p)) && Slide<Sum<V>, false>::serves(p))
-        return kernel_of<Slide<Sum<V>, false>>();
+      if ((long_ones || slides<Sum<V>, false>(p)) && Sliding<Sum<V>, false>::serves(p))
+        return kernel_of<Sliding<Sum<V>, false>>();
     }
     if constexpr (common<S>)
       if (p.x_type == p.y_type && stored_as<S>(p.x_type))

@@ -3,7 +3,7 @@
 // that have no loop of their own along a row run on full vectors that way, forward and backward.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "kernels.h"
 #include "simd.h"
 
@@ -150,7 +150,7 @@ template <Over work> struct SideBySide {
     return bytes;
   }
 
-  // Lanes: those of a vector of the compute type, several where they fit into L1 and there are so many planes.
+  // ChannelsLast: those of a vector of the compute type, several where they fit into L1 and there are so many planes.
   static int64_t lanes_of(const Problem& p) {
     const int64_t compute = most(4, most(size_of(p.x_type), size_of(p.y_type)));
     const bool bytes = p.op != Op::sum && p.extra == Extra::none && size_of(p.x_type) < 4;

@@ -61,7 +61,7 @@ BACKWARD = {
         OWN,
         lambda x: backward("max", windows((24, 40), 3, 2, 1), moved(x, 1, -1)),
     ),
-    "max_backward_rows": (OWN, lambda x: backward("max", adaptive("f", (24, 40), (5, 27)), x)),
+    "max_backward_tiles": (OWN, lambda x: backward("max", adaptive("f", (24, 40), (5, 27)), x)),
     "max_backward_scatter": (SETS, lambda x: backward("max", adaptive("f", (24, 40), (5, 7)), x)),
     "sum_backward": (SETS, lambda x: backward("avg", windows((24, 40), 3, 2, 1), x)),
     "gather": (OWN, lambda x: backward("max", windows((24, 40), 17, 1), moved(x, 1, -1))),

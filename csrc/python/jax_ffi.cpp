@@ -2,7 +2,7 @@
 // frameworks/jax/native.py writes; arrays are XLA's own memory, dense and row-major. XLA runs it on its threads without
 // the GIL: no Python object is touched here. The few structs of XLA's stable C interface are declared below, so that the
 // build needs no JAX; sizes and versions are checked at run time, and whatever does not fit becomes an error of XLA.
-#include "jax_ffi.h"
+#include "python/jax_ffi.h"
 
 #include <algorithm>
 #include <bit>
@@ -18,7 +18,7 @@
 #include <xmmintrin.h>
 #endif
 
-#include "../threads.h"
+#include "runtime/threads.h"
 
 namespace ndpool {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "../kernels.h"
+#include "kernels.h"
 
 namespace ndpool {
 

@@ -3,13 +3,13 @@
 // and one addition per output, whatever the window. An offset that stands for no tap inside the input adds nothing.
 #pragma once
 
-#include "bands.h"
+#include "backward/bands.h"
 
 namespace ndpool {
 namespace {
 
 // Gradients are stored as S and added up in V. Scratch holds the sums where S is narrower and windows share inputs.
-template <class V, class S, class Offset> class ScatterPlanes {
+template <class V, class S, class Offset> class Scatter {
   static constexpr int64_t most_listed = 1 << 10;  // taps whose places are looked up
   static constexpr int64_t slab_bytes = 1 << 17, least_units = 8, most_outputs = 1 << 20;  // along an axis
 
@@ -39,7 +39,7 @@ public:
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
-    ScatterPlanes work(p, memory);
+    Scatter work(p, memory);
     for (int64_t unit = begin; unit < end && !p.stopped(); ++unit) work.slab(unit / p.tiles, unit % p.tiles);
   }
 
@@ -57,7 +57,7 @@ private:
     bool whole;
   };
 
-  ScatterPlanes(const Problem& p, char* memory)
+  Scatter(const Problem& p, char* memory)
       : p_(p), store_(storer<V>(p.y_type, false)), direct_(direct(p)), codes_(1) {
     Scratch scratch(memory);
     taps_ = scratch.take<Tap>(most_listed);

@@ -3,13 +3,13 @@
 // find their windows at fixed places; an output counts where its offset is the input's own place in its window.
 #pragma once
 
-#include "bands.h"
+#include "backward/bands.h"
 
 namespace ndpool {
 namespace {
 
 // S is what gradients are stored as, V what they add up in.
-template <class V, class S> class PickRows {
+template <class V, class S> class MaxBackwardRows {
   static constexpr int N = wide<V>;
   using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
@@ -50,13 +50,13 @@ public:
     add_row_axis(p);
     set_units(p, widest_tile);
     char begin;  // only what is taken is of interest
-    PickRows(p, &begin, p.scratch);
+    MaxBackwardRows(p, &begin, p.scratch);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Walk<Over::inputs> walk(p, begin);
     int64_t unused = 0;
-    PickRows worker(p, memory, unused);
+    MaxBackwardRows worker(p, memory, unused);
     const int64_t size = p.axes[p.n_axes - 2].size;
     for (int64_t unit = begin; unit < end;) {
       const int64_t h0 = walk.at(p.n_axes - 2), h1 = least(size, h0 + end - unit);
@@ -67,7 +67,7 @@ public:
   }
 
 private:
-  PickRows(const Problem& p, char* memory, int64_t& bytes)
+  MaxBackwardRows(const Problem& p, char* memory, int64_t& bytes)
       : p_(p), follow_(rows_follow<S>(p)), direct_(follow_ || p.y.pooled[p.n_axes - 1] == sizeof(S)),
         reads_(p.x.pooled[p.n_axes - 1] == sizeof(S) && p.extra_array.pooled[p.n_axes - 1] == 1),
         grad_end_(readable_end(p, p.x, sizeof(S), Over::outputs)),

@@ -6,7 +6,7 @@
 // first.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "simd.h"
 
 #if defined(__AVX512VL__)  // masks that cost nothing
@@ -172,9 +172,9 @@ private:
     return Part<N>(-(c + cols_.origin), cols_.size - (c + cols_.origin));
   }
 
-  template <bool quick, class Vn> static Vn merge(Vn later, Vn best) {
+  template <bool speculative, class Vn> static Vn merge(Vn later, Vn best) {
     auto better = R::beats(later, best);
-    if constexpr (!quick) better |= later != later;
+    if constexpr (!speculative) better |= later != later;
     return better ? later : best;
   }
 
@@ -182,19 +182,19 @@ private:
   static constexpr int more(int M, int K) { return M < K - M ? M : K - M; }
 
   // x[0 .. W] to the windows of K taps that begin in the first W of them.
-  template <int K, int W, int D, bool quick, int M = 1, class Vn> static void across(Vn* x) {
+  template <int K, int W, int D, bool speculative, int M = 1, class Vn> static void across(Vn* x) {
     if constexpr (M < K) {
       constexpr int more_taps = more(M, K), by = more_taps * D;
-      for (int w = 0; w < W; ++w) x[w] = merge<quick>(shifted<by>(x[w], x[w + 1]), x[w]);
-      if constexpr (M + more_taps < K) x[W] = merge<quick>(shifted<by>(x[W], x[W]), x[W]);
-      across<K, W, D, quick, M + more_taps>(x);
+      for (int w = 0; w < W; ++w) x[w] = merge<speculative>(shifted<by>(x[w], x[w + 1]), x[w]);
+      if constexpr (M + more_taps < K) x[W] = merge<speculative>(shifted<by>(x[W], x[W]), x[W]);
+      across<K, W, D, speculative, M + more_taps>(x);
     }
   }
 
   // The maxima of a strip; true if there was a NaN. Results r and r + 1 share the rows between the first of the one
   // and the last of the other, and those come in pairs that later results share, too. Where taps are apart, so are the
   // rows that go together: every D-th.
-  template <int K, int N, int W, int D, bool quick> bool best(const Band& b, int64_t c) const {
+  template <int K, int N, int W, int D, bool speculative> bool best(const Band& b, int64_t c) const {
     using Vn = Vec<V, N>;
     constexpr int T = K / 2;
     const Vn init = Vn{} + R::init();
@@ -213,7 +213,7 @@ private:
         if (within(i, rows_)) {
           for (int w = 0; w <= W; ++w) v[w] = there[w].read(x + w * N, init);
           for (int w = 0; w <= W; w += 2) nan.meet(v[w], v[w < W ? w + 1 : w]);
-          across<K, W, D, quick>(v);
+          across<K, W, D, speculative>(v);
         }
         for (int w = 0; w < W; ++w) h[w] = within(i, rows_) ? v[w] : init;
         i += D;
@@ -228,17 +228,17 @@ private:
       Vn even[T][W], odd[W], pair[T][W];
       for (int k = 0; k < T; ++k) {
         next(even[k]);
-        for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<quick>(even[k][w], odd[w]);
+        for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<speculative>(even[k][w], odd[w]);
         next(odd);
       }
       for (int64_t r = 0; r < rows; r += 2) {
         Vn fresh[W], shared[W];
         next(fresh);
         for (int w = 0; w < W; ++w) {
-          pair[T - 1][w] = merge<quick>(fresh[w], odd[w]);
+          pair[T - 1][w] = merge<speculative>(fresh[w], odd[w]);
           shared[w] = pair[0][w];
-          for (int k = 1; k < T; ++k) shared[w] = merge<quick>(pair[k][w], shared[w]);
-          put(w, merge<quick>(shared[w], even[0][w]));
+          for (int k = 1; k < T; ++k) shared[w] = merge<speculative>(pair[k][w], shared[w]);
+          put(w, merge<speculative>(shared[w], even[0][w]));
           for (int k = 1; k < T; ++k) {
             pair[k - 1][w] = pair[k][w];
             even[k - 1][w] = even[k][w];
@@ -248,7 +248,7 @@ private:
         if (r + 1 == rows) break;
         y = further(y, y_pitch);
         next(odd);
-        for (int w = 0; w < W; ++w) put(w, merge<quick>(odd[w], shared[w]));
+        for (int w = 0; w < W; ++w) put(w, merge<speculative>(odd[w], shared[w]));
         y = further(y, y_pitch);
       }
     }

@@ -4,13 +4,13 @@
 // the contributions of one tap are neighbours; it is interleaved once, when stored.
 #pragma once
 
-#include "forward.h"
+#include "backward/max_channels_last.h"
+#include "backward/max_rows.h"
+#include "backward/max_tiles.h"
+#include "backward/scatter.h"
+#include "backward/sum_rows.h"
+#include "forward/general.h"
 #include "kernels.h"
-#include "pick.h"
-#include "pick_lanes.h"
-#include "scatter.h"
-#include "scatter_planes.h"
-#include "spread.h"
 
 namespace ndpool {
 namespace {
@@ -205,19 +205,22 @@ inline bool few_outputs(const Problem& p) {
 
 template <class V, class Offset> Kernel max_backward(const Problem& p) {
   if (!specialised || few_outputs(p) || (p.lanes > 1 && p.lanes < wide<V>)) {
-    if (ScatterPlanes<V, V, Offset>::serves(p)) return kernel_of<ScatterPlanes<V, V, Offset>>();
+    if (Scatter<V, V, Offset>::serves(p)) return kernel_of<Scatter<V, V, Offset>>();
     if constexpr (std::is_same_v<V, float>) {
-      if (ScatterPlanes<V, bf16, Offset>::serves(p)) return kernel_of<ScatterPlanes<V, bf16, Offset>>();
-      if (ScatterPlanes<V, f16, Offset>::serves(p)) return kernel_of<ScatterPlanes<V, f16, Offset>>();
+      if (Scatter<V, bf16, Offset>::serves(p)) return kernel_of<Scatter<V, bf16, Offset>>();
+      if (Scatter<V, f16, Offset>::serves(p)) return kernel_of<Scatter<V, f16, Offset>>();
     }
   }
   if constexpr (specialised) {
-    if (PickLanes<V, V, Offset>::serves(p)) return kernel_of<PickLanes<V, V, Offset>>();
+    if (MaxBackwardChannelsLast<V, V, Offset>::serves(p))
+      return kernel_of<MaxBackwardChannelsLast<V, V, Offset>>();
     if constexpr (std::is_same_v<V, float>) {
-      if (PickLanes<V, bf16, Offset>::serves(p)) return kernel_of<PickLanes<V, bf16, Offset>>();
-      if (PickLanes<V, f16, Offset>::serves(p)) return kernel_of<PickLanes<V, f16, Offset>>();
+      if (MaxBackwardChannelsLast<V, bf16, Offset>::serves(p))
+        return kernel_of<MaxBackwardChannelsLast<V, bf16, Offset>>();
+      if (MaxBackwardChannelsLast<V, f16, Offset>::serves(p))
+        return kernel_of<MaxBackwardChannelsLast<V, f16, Offset>>();
     }
-    if (Scatter<V, Offset>::serves(p)) return kernel_of<Scatter<V, Offset>>();
+    if (ScatterTiles<V, Offset>::serves(p)) return kernel_of<ScatterTiles<V, Offset>>();
   }
   return kernel_of<Gather<V, Offset>>();
 }
@@ -225,13 +228,13 @@ template <class V, class Offset> Kernel max_backward(const Problem& p) {
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
   if constexpr (specialised) {
-    if (PickRows<V, V>::serves(p)) return kernel_of<PickRows<V, V>>();
+    if (MaxBackwardRows<V, V>::serves(p)) return kernel_of<MaxBackwardRows<V, V>>();
     if constexpr (std::is_same_v<V, float>)
-      if (PickRows<V, bf16>::serves(p)) return kernel_of<PickRows<V, bf16>>();
+      if (MaxBackwardRows<V, bf16>::serves(p)) return kernel_of<MaxBackwardRows<V, bf16>>();
   }
   if (p.extra == Extra::offset8) return max_backward<V, std::uint8_t>(p);
   if (p.extra == Extra::offset32) return max_backward<V, std::int32_t>(p);
-  return SpreadRows<V>::serves(p) ? kernel_of<SpreadRows<V>>() : kernel_of<Gather<V, Spread>>();
+  return SumBackward<V>::serves(p) ? kernel_of<SumBackward<V>>() : kernel_of<Gather<V, Spread>>();
 }
 
 }  // namespace

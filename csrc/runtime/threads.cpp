@@ -1,4 +1,4 @@
-#include "threads.h"
+#include "runtime/threads.h"
 
 #include <pthread.h>
 #include <sched.h>

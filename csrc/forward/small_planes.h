@@ -1,42 +1,42 @@
-// Small planes: rows of floats that one or two vectors hold, in windows of two or three that move by two. Rows are
+// SmallPlanes planes: rows of floats that one or two vectors hold, in windows of two or three that move by two. Rows are
 // folded first, neighbours read once; what is left is a single row, from which the windows' taps are picked. For sums
 // that is the order of every engine. Of maxima with codes, the earlier one wins among equals. Without codes it finds
 // the right number, but of equal zeros perhaps the wrong one: planes with a negative zero in them are left to the
 // direct engine, and so are those with a NaN.
 #pragma once
 
-#include "direct.h"
+#include "forward/direct.h"
 
 #if defined(__AVX512VL__)
 
 namespace ndpool {
 namespace {
 
-template <class R, bool coded> class Small {
+template <class R, bool coded> class SmallPlanes {
   using V = float;
   static constexpr int N = wide<V>;
   using Vn = Vec<V, N>;
   using Cn = Vec<std::int32_t, N>;
-  using Careful = DirectRows<R, V, coded>;
+  using Around = DirectRows<R, V, coded>;
   static constexpr int64_t calm_planes = 16;  // done by the careful engine after one that needs it
 
 public:
   static constexpr const char* engine = "small_planes";
   static bool serves(const Problem& p) {
-    if (p.n_axes != 2 || !Careful::serves(p) || p.axes[0].uncropped != p.axes[0].kernel) return false;
+    if (p.n_axes != 2 || !Around::serves(p) || p.axes[0].uncropped != p.axes[0].kernel) return false;
     for (int a = 0; a < 2; ++a)
       if (p.axes[a].kernel != p.axes[1].kernel || p.axes[a].stride != 2 || (!R::picks && p.axes[a].step != 1))
         return false;
-    return reach(p) <= 2 * N && !(p.axes[1].kernel == 2 && p.axes[1].step == 1 && Careful::endless(p));
+    return reach(p) <= 2 * N && !(p.axes[1].kernel == 2 && p.axes[1].step == 1 && Around::endless(p));
   }
 
   static void prepare(Problem& p) {
-    Careful::prepare(p);
+    Around::prepare(p);
     p.units = p.planes;
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
-    const Small work(p, memory);
+    const SmallPlanes work(p, memory);
     if (p.axes[1].kernel == 2)
       reach(p) <= N ? work.all<2, 1>(begin, end) : work.all<2, 2>(begin, end);
     else
@@ -58,7 +58,7 @@ private:
     return (cols.out - 1) * 2 + (cols.kernel - 1) * cols.step + 1;
   }
 
-  Small(const Problem& p, char* memory) : p_(p), memory_(memory), rows_(p.axes[0]), cols_(p.axes[1]) {
+  SmallPlanes(const Problem& p, char* memory) : p_(p), memory_(memory), rows_(p.axes[0]), cols_(p.axes[1]) {
     for (int w = 0; w < 2; ++w)
       inside_[w] = Part<N>(-cols_.origin - w * N, cols_.size - cols_.origin - w * N);
     outputs_ = Part<N>(0, cols_.out);
@@ -75,7 +75,7 @@ private:
       const bool spills = follow_ && (end - 1 - q) * rows_.out * cols_.out >= N;
       if (spills ? plane<K, W, true>(q) : plane<K, W, false>(q)) continue;
       const int64_t to = least(end, q + calm_planes);
-      Careful::run(p_, q * p_.rows, to * p_.rows, memory_);
+      Around::run(p_, q * p_.rows, to * p_.rows, memory_);
       q = to - 1;
     }
   }

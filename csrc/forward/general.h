@@ -2,7 +2,7 @@
 // are stored.
 #pragma once
 
-#include "rows.h"
+#include "forward/horizontal.h"
 #include "walk.h"
 
 namespace ndpool {

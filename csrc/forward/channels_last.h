@@ -1,16 +1,16 @@
 // The engine for lanes: elements that are neighbours in memory belong to different planes (channels last). Every
 // output position is a few vectors, made of its window's taps in registers, or in L1 where they are many.
-// As in the direct engine, picks are made the quick way while the elements are added up; where that sum is NaN the
+// As in the direct engine, picks are made the speculative way while the elements are added up; where that sum is NaN the
 // position is done again the exact way.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "simd.h"
 
 namespace ndpool {
 namespace {
 
-template <class R, class S, bool coded> struct Lanes {
+template <class R, class S, bool coded> struct ChannelsLast {
   static constexpr const char* engine = "channels_last";
   using V = typename R::V;
   using C = UnsignedLike<V>;
@@ -151,21 +151,22 @@ private:
     }
   }
 
-  template <bool quick> static bool in_registers(const Problem& p, const Outer& outer, const char* x,
-                                                 int64_t taps, int64_t step, char* y, char* extra, V by) {
+  template <bool speculative> static bool in_registers(const Problem& p, const Outer& outer, const char* x,
+                                                       int64_t taps, int64_t step, char* y, char* extra,
+                                                       V by) {
     Vn poison[4] = {};  // several, so that one addition need not wait for the other
     int64_t c = 0;
     const auto go = [&](auto width, int64_t lane) __attribute__((always_inline)) {
-      vectors<decltype(width)::value, quick>(p, outer, x, taps, step, y, extra, by, lane, poison);
+      vectors<decltype(width)::value, speculative>(p, outer, x, taps, step, y, extra, by, lane, poison);
     };
-    if constexpr (quick) {
+    if constexpr (speculative) {
       for (; c + broad * N <= outer.lanes; c += broad * N) go(std::integral_constant<int, broad>{}, c);
       if constexpr (broad == 16)
         for (; c + 8 * N <= outer.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
     }
     for (; c + 4 * N <= outer.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
     for (; c < outer.lanes; c += N) go(std::integral_constant<int, 1>{}, least(c, outer.lanes - N));
-    if constexpr (can_be_nan && quick) return !nan_in(poison[0] + poison[1] + (poison[2] + poison[3]));
+    if constexpr (can_be_nan && speculative) return !nan_in(poison[0] + poison[1] + (poison[2] + poison[3]));
     return true;
   }
 
@@ -272,9 +273,9 @@ private:
 
   static bool nan_in(Vn sum) { return any(sum != sum); }
 
-  template <int W, bool quick> static void vectors(const Problem& p, const Outer& outer, const char* x,
-                                                   int64_t taps, int64_t step, char* y, char* extra, V by,
-                                                   int64_t lane, Vn (&poison)[4]) {
+  template <int W, bool speculative> static void vectors(const Problem& p, const Outer& outer, const char* x,
+                                                         int64_t taps, int64_t step, char* y, char* extra,
+                                                         V by, int64_t lane, Vn (&poison)[4]) {
     Vn best[W];
     Cn code[W];
     x += lane * int64_t(sizeof(S));
@@ -294,14 +295,14 @@ private:
               const Vn v = read_as<V, N>(reinterpret_cast<const S*>(from) + w * N);
               auto better = R::beats(v, best[w]);
               if constexpr (coded) {
-                if constexpr (can_be_nan && !quick) better |= v != v;
+                if constexpr (can_be_nan && !speculative) better |= v != v;
                 best[w] = better ? v : best[w];
                 code[w] = better ? Cn{} + tap_code : code[w];
               } else {
                 best[w] = better ? v : best[w];  // one instruction; a NaN would be lost
-                if constexpr (can_be_nan && !quick) best[w] = v != v ? v : best[w];
+                if constexpr (can_be_nan && !speculative) best[w] = v != v ? v : best[w];
               }
-              if constexpr (can_be_nan && quick) poison[w % 4] += v;
+              if constexpr (can_be_nan && speculative) poison[w % 4] += v;
             }
         }
       }

@@ -2,13 +2,13 @@
 // position is a row of channels of its own, gathered from the positions of outputs whose windows contain it, rising.
 #pragma once
 
-#include "bands.h"
+#include "backward/bands.h"
 
 namespace ndpool {
 namespace {
 
 // Gradients are stored as S and added up in V.
-template <class V, class S, class Offset> class PickLanes {
+template <class V, class S, class Offset> class MaxBackwardChannelsLast {
   static constexpr int N = wide<V>;
   using C = UnsignedLike<V>;
   static constexpr int64_t most_listed = 64;

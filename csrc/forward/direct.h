@@ -1,13 +1,13 @@
 // The direct engine: small windows on packed rows, every tap in registers. What overlapping windows
 // share with those of the next output row is carried over to it.
-// Values are picked the quick way, which assumes that there is no NaN, while the elements are also added up: a sum
+// Values are picked the speculative way, which assumes that there is no NaN, while the elements are also added up: a sum
 // that is NaN (a NaN, or opposite infinities) sends the row through the exact way.
 // Work comes in strips: output rows whose windows step evenly through memory, so that a row costs little more than
 // its elements. Short rows are written a whole vector at a time; what spills into the next row is overwritten by it.
 // Windows that are cut off at an end of the row are done by the first and the last vector of it, with masks.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "simd.h"
 
 namespace ndpool {
@@ -19,7 +19,7 @@ constexpr int most_rows = 27;  // of one window
 constexpr int spread = -1;
 constexpr int known(int rows) { return rows > 0 ? rows : rows < spread ? -rows : 0; }
 constexpr int64_t calm_rows =
-    32;  // done the exact way after a NaN was met, before the quick way is tried again
+    32;  // done the exact way after a NaN was met, before the speculative way is tried again
 
 // A run of output rows: where the rows of the first one's windows are, and how far apart those of the next.
 template <class S> struct Strip {
@@ -64,19 +64,19 @@ template <class R, class S, bool coded> struct Direct {
     Cn<N> code;
   };
 
-  template <bool quick, int N>
+  template <bool speculative, int N>
   __attribute__((always_inline)) static inline void merge(const Best<N>& later, Best<N>& best) {
     if constexpr (!R::picks) {
       best.value += later.value;
     } else {
       auto better = R::beats(later.value, best.value);
       if constexpr (coded) {
-        if constexpr (!quick && can_be_nan) better |= later.value != later.value;
+        if constexpr (!speculative && can_be_nan) better |= later.value != later.value;
         best.value = better ? later.value : best.value;
         best.code = better ? later.code : best.code;
       } else {
         best.value = better ? later.value : best.value;  // one instruction; a NaN would be lost
-        if constexpr (!quick && can_be_nan)
+        if constexpr (!speculative && can_be_nan)
           best.value = later.value != later.value ? later.value : best.value;
       }
     }
@@ -140,7 +140,7 @@ template <class R, class S, bool coded> struct Direct {
 
   // N windows: rows first for picks (the order of a row-major scan), columns first for sums. `carry`: the last row's
   // part is left there, where the next windows down, whose first row it is, find it (`carried`).
-  template <int K, int Stride, int Rows, int N, bool quick, bool masked, bool carried>
+  template <int K, int Stride, int Rows, int N, bool speculative, bool masked, bool carried>
   __attribute__((always_inline)) static inline Best<N> windows(const Strip<S>& strip, const S* const* rows,
                                                                int64_t shift, const Mask<V, N>* mask,
                                                                Vn<N>& poison, Best<N>* carry) {
@@ -189,7 +189,7 @@ template <class R, class S, bool coded> struct Direct {
       for (int r = carried; r < n; ++r) {
         Vn<N> taps[K];
         const Vn<N> all = read_row(r, taps);
-        if constexpr (quick && can_be_nan) poison += all;
+        if constexpr (speculative && can_be_nan) poison += all;
         Best<N> across;
         across.value = taps[0];
         if constexpr (coded) across.code = Cn<N>{} + C(strip.codes[r]);
@@ -200,10 +200,10 @@ template <class R, class S, bool coded> struct Direct {
           Best<N> later;
           later.value = taps[t];
           if constexpr (coded) later.code = Cn<N>{} + (C(strip.codes[r]) + C(t) * unit);
-          merge<quick>(later, across);
+          merge<speculative>(later, across);
         }
         if (r)
-          merge<quick>(across, best);
+          merge<speculative>(across, best);
         else
           best = across;
         if (carry && r == n - 1) *carry = across;
@@ -288,14 +288,14 @@ template <class R, class S, bool coded> struct Direct {
   };
 
   // The first or the last vector of a row, where windows are cut off.
-  template <int K, int Stride, int Rows, int N, bool quick, bool carried>
+  template <int K, int Stride, int Rows, int N, bool speculative, bool carried>
   __attribute__((always_inline)) static inline void
   edge(const Problem& p, const Strip<S>& strip, const S* const* rows, int64_t o, const Mask<V, N>& mask,
        int64_t row, const Carry& carry, Vn<N>& poison) {
     Best<N> shared;
     if constexpr (carried) shared = carry.template get<N>(row, o, C(strip.codes[2] - strip.codes[0]));
-    auto best = windows<K, Stride, Rows, N, quick, true, carried>(strip, rows, o * Stride, &mask, poison,
-                                                                  Rows == 3 ? &shared : nullptr);
+    auto best = windows<K, Stride, Rows, N, speculative, true, carried>(
+        strip, rows, o * Stride, &mask, poison, Rows == 3 ? &shared : nullptr);
     if constexpr (Rows == 3) carry.template put<N>(row + 1, o, shared);
     if constexpr (!R::picks)
       if (p.divide) best.value /= p.divisor ? Vn<N>{} + V(p.divisor) : mask.by * V(strip.by);
@@ -305,7 +305,7 @@ template <class R, class S, bool coded> struct Direct {
 
   // All outputs of a strip's rows. Returns how many rows were done before one with a NaN was met. Three rows are
   // those of windows that share one with the next: its part is carried over.
-  template <int K, int Stride, int Rows, int N, bool quick, bool by_rows>
+  template <int K, int Stride, int Rows, int N, bool speculative, bool by_rows>
   static int64_t sweep(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
                        const Carry& carry) {
     const S* rows[known(Rows) ? known(Rows) : most_rows];
@@ -316,23 +316,24 @@ template <class R, class S, bool coded> struct Direct {
       Vn<N> poison = {};
       const auto go = [&](auto carried) __attribute__((always_inline)) {
         if constexpr (by_rows)
-          line_by_rows<K, Stride, Rows, N, quick, carried>(p, strip, row, masks, carry, rows, divide, i,
-                                                           poison);
+          line_by_rows<K, Stride, Rows, N, speculative, carried>(p, strip, row, masks, carry, rows, divide, i,
+                                                                 poison);
         else
-          line<K, Stride, Rows, N, quick, carried>(p, strip, row, masks, carry, rows, divide, i, poison);
+          line<K, Stride, Rows, N, speculative, carried>(p, strip, row, masks, carry, rows, divide, i,
+                                                         poison);
       };
       if (Rows == 3 && i)
         go(std::true_type{});
       else
         go(std::false_type{});
-      if constexpr (quick && can_be_nan)
+      if constexpr (speculative && can_be_nan)
         if (any(poison != poison)) return i;
       for (int r = 0; r < n_rows; ++r) rows[r] += strip.step;
     }
     return strip.count;
   }
 
-  template <int K, int Stride, int Rows, int N, bool quick, bool carried>
+  template <int K, int Stride, int Rows, int N, bool speculative, bool carried>
   __attribute__((always_inline)) static inline void
   line(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks, const Carry& carry,
        const S* const* rows, const Divide& divide, int64_t i, Vn<N>& poison) {
@@ -342,24 +343,24 @@ template <class R, class S, bool coded> struct Direct {
     const auto plain = [&](int64_t o) __attribute__((always_inline)) {
       Best<N> shared;
       if constexpr (carried) shared = carry.template get<N>(i, o, less);
-      auto best = windows<K, Stride, Rows, N, quick, false, carried>(strip, rows, o * Stride, nullptr, poison,
-                                                                     Rows == 3 ? &shared : nullptr);
+      auto best = windows<K, Stride, Rows, N, speculative, false, carried>(
+          strip, rows, o * Stride, nullptr, poison, Rows == 3 ? &shared : nullptr);
       if constexpr (Rows == 3) carry.template put<N>(i + 1, o, shared);
       divide(best.value);
       store<N>(strip, best, element + o, base + o * Stride, Stride, extra);
     };
     const auto cut = [&](int64_t o, int which) __attribute__((always_inline)) {
-      edge<K, Stride, Rows, N, quick, carried>(p, strip, rows, o, masks[which], i, carry, poison);
+      edge<K, Stride, Rows, N, speculative, carried>(p, strip, rows, o, masks[which], i, carry, poison);
     };
     const int64_t o = across_row<N>(row, plain, cut);
     // The one tap of each row that no sum holds; a window that is cut off has none there.
-    if constexpr (quick && can_be_nan && K == 3 && Stride == 2 && Rows >= 0)
+    if constexpr (speculative && can_be_nan && K == 3 && Stride == 2 && Rows >= 0)
       if (o < row.out || row.whole.hi >= row.out)
         for (int r = carried; r < (Rows ? Rows : strip.n_rows); ++r) poison += load_as<V>(rows[r][2 * o]);
   }
 
   // The same, one input row after the other: what there is of the windows so far waits in L1.
-  template <int K, int Stride, int Rows, int N, bool quick, bool carried>
+  template <int K, int Stride, int Rows, int N, bool speculative, bool carried>
   __attribute__((always_inline)) static inline void
   line_by_rows(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
                const Carry& carry, const S* const* rows, const Divide& divide, int64_t i, Vn<N>& poison) {
@@ -375,7 +376,7 @@ template <class R, class S, bool coded> struct Direct {
             if (!mask->whole[t]) taps[t] = mask->inside[t] ? taps[t] : Vn<N>{} + R::init();
         Best<N> best;
         if constexpr (R::picks) {
-          if constexpr (quick && can_be_nan) poison += all;
+          if constexpr (speculative && can_be_nan) poison += all;
           Best<N> across;
           across.value = taps[0];
           if constexpr (coded) across.code = (mask ? mask->lead : Cn<N>{}) + C(strip.codes[r]);
@@ -383,12 +384,12 @@ template <class R, class S, bool coded> struct Direct {
             Best<N> later;
             later.value = taps[t];
             if constexpr (coded) later.code = Cn<N>{} + C(strip.codes[r] + t);
-            merge<quick>(later, across);
+            merge<speculative>(later, across);
           }
           best = across;
           if (r) {
             best = carry.template get<N>(i, o, 0);
-            merge<quick>(across, best);
+            merge<speculative>(across, best);
           }
           if constexpr (Rows == 3)
             if (r == 2) {
@@ -415,7 +416,7 @@ template <class R, class S, bool coded> struct Direct {
       const auto cut = [&](int64_t o, int which) __attribute__((always_inline)) { part(o, masks + which); };
       end = across_row<N>(row, plain, cut);
     }
-    if constexpr (quick && can_be_nan && K == 3)
+    if constexpr (speculative && can_be_nan && K == 3)
       if (end < row.out || row.whole.hi >= row.out)
         for (int r = carried; r < Rows; ++r) poison += load_as<V>(rows[r][2 * end]);
   }
@@ -626,7 +627,7 @@ private:
     const Edge& edge;
   };
 
-  // Small planes that follow each other evenly, but for those at the ends of the array: the strips of the first are
+  // SmallPlanes planes that follow each other evenly, but for those at the ends of the array: the strips of the first are
   // those of all. Returns how many planes were done.
   template <int N> static int64_t planes(const Line<N>& line, Walk<Over::outputs>& walk, int64_t first,
                                          int64_t end, bool ordered) {
@@ -807,13 +808,13 @@ private:
     using Two = std::integral_constant<int, 2>;
     using Three = std::integral_constant<int, 3>;
     const Axis& last = line.last;
-    const auto sweep = [&](auto quick, const Strip<S>& cut) {
+    const auto sweep = [&](auto speculative, const Strip<S>& cut) {
       const auto go = [&](auto kernel, auto stride, auto n_rows) {
         const auto walk = [&](auto by_rows) {
           return D::template sweep<decltype(kernel)::value, decltype(stride)::value, decltype(n_rows)::value,
-                                   N, quick, by_rows>(line.p, cut, line.row, line.masks, line.carry);
+                                   N, speculative, by_rows>(line.p, cut, line.row, line.masks, line.carry);
         };
-        if constexpr (common && quick && decltype(n_rows)::value == decltype(kernel)::value)
+        if constexpr (common && speculative && decltype(n_rows)::value == decltype(kernel)::value)
           if (cut.by_rows) return walk(std::true_type{});
         return walk(std::false_type{});
       };
@@ -823,7 +824,7 @@ private:
       if constexpr (R::picks)
         if (last.step != 1) {
           using Spread = std::integral_constant<int, spread>;
-          if constexpr (quick && common && !coded) {
+          if constexpr (speculative && common && !coded) {
             if (last.kernel == 2 && cut.n_rows == 2)
               return go(Two{}, Two{}, std::integral_constant<int, -2>{});
             if (last.kernel == 3 && cut.n_rows == 3)
@@ -832,7 +833,7 @@ private:
           return last.kernel == 2 ? go(Two{}, Two{}, Spread{}) : go(Three{}, Two{}, Spread{});
         }
       if (last.kernel == 2) {
-        if constexpr (quick && common)
+        if constexpr (speculative && common)
           if (cut.n_rows == 2) return go(Two{}, Two{}, Two{});
         return go(Two{}, Two{}, Any{});
       }

@@ -4,12 +4,12 @@
 // that points outside its window's part of the input, or beyond the piece, adds to an element that nobody reads.
 #pragma once
 
-#include "bands.h"
+#include "backward/bands.h"
 
 namespace ndpool {
 namespace {
 
-template <class V, class Offset> class Scatter {
+template <class V, class Offset> class ScatterTiles {
   using Place = std::uint32_t;
   static constexpr int L = wide<Place>;
   using Places = Vec<Place, L>;
@@ -19,7 +19,7 @@ template <class V, class Offset> class Scatter {
   static constexpr int shift = 22;  // a product and a shift divide codes below 1024 by the taps of a row
 
 public:
-  static constexpr const char* engine = "max_backward_rows";
+  static constexpr const char* engine = "max_backward_tiles";
 
   static bool serves(const Problem& p) {
     return p.lanes == 1 && most_slabs(p) <= max_slabs && p.axes[p.n_axes - 1].out <= 1 << 20;
@@ -30,14 +30,14 @@ public:
     set_units(p, widest_tile);
     char begin;  // only what is taken is of interest
     Scratch scratch(&begin);
-    Scatter(p, scratch);
+    ScatterTiles(p, scratch);
     p.scratch = scratch.take<char>(0) - &begin;
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Walk<Over::inputs> walk(p, begin);
     Scratch scratch(memory);
-    Scatter worker(p, scratch);
+    ScatterTiles worker(p, scratch);
     worker.clear();
     const int64_t size = p.axes[p.n_axes - 2].size;
     for (int64_t unit = begin; unit < end;) {
@@ -50,7 +50,7 @@ public:
   }
 
 private:
-  Scatter(const Problem& p, Scratch& scratch)
+  ScatterTiles(const Problem& p, Scratch& scratch)
       : p_(p), load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)),
         direct_(stored_as<V>(p.y_type) && p.y.pooled[p.n_axes - 1] == sizeof(V)),
         end_(readable_end(p, p.extra_array, sizeof(Offset), Over::outputs)) {

@@ -4,7 +4,7 @@
 // comes with the number of its row: the earliest row wins, and the earliest column in it.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "simd.h"
 
 namespace ndpool {

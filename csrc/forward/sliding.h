@@ -5,13 +5,13 @@
 // infinity stay where they are, and what a sum's order is depends on the window alone.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "simd.h"
 
 namespace ndpool {
 namespace {
 
-template <class R, bool coded> struct Slide {
+template <class R, bool coded> struct Sliding {
   static constexpr const char* engine = "sliding";
   using V = typename R::V;
   using C = UnsignedLike<V>;
@@ -95,7 +95,7 @@ template <class R, bool coded> struct Slide {
   };
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
-    Slide work(p, memory);
+    Sliding work(p, memory);
     for (int64_t unit = begin; unit < end; ++unit) work.tile(unit);
   }
 
@@ -115,7 +115,8 @@ private:
   bool exact_;        // whole numbers that floats can hold
   bool follow_;       // rows of results follow each other in memory, tile by tile
 
-  Slide(const Problem& p, char* memory) : p_(p), cut_(p), input_(p, true), store_(storer<V>(p.y_type, true)) {
+  Sliding(const Problem& p, char* memory)
+      : p_(p), cut_(p), input_(p, true), store_(storer<V>(p.y_type, true)) {
     Scratch scratch(memory);
     const int64_t tile = cut_.in_rows * most(N, cut_.pitch_most) + cut_.pitch_most + slack;
     in_ = scratch.take<V>(tile);
@@ -267,21 +268,21 @@ private:
     }
   }
 
-  template <bool quick> static Vn merge(Vn later, Vn best) {
+  template <bool speculative> static Vn merge(Vn later, Vn best) {
     if constexpr (!R::picks) return best + later;
     auto better = R::beats(later, best);
-    if constexpr (!quick && can_be_nan) better |= later != later;
+    if constexpr (!speculative && can_be_nan) better |= later != later;
     return better ? later : best;
   }
-  template <bool quick> static void merge(Vn later, Cn later_code, Vn& best, Cn& code) {
+  template <bool speculative> static void merge(Vn later, Cn later_code, Vn& best, Cn& code) {
     auto better = R::beats(later, best);
-    if constexpr (!quick && can_be_nan) better |= later != later;
+    if constexpr (!speculative && can_be_nan) better |= later != later;
     best = better ? later : best;
     code = better ? later_code : code;
   }
 
   // Maxima: windows of up to four times the length from those before, the last of them overlapping as they must.
-  template <bool quick> void across(const Tile& t, int64_t at, int64_t n) {
+  template <bool speculative> void across(const Tile& t, int64_t at, int64_t n) {
     const int64_t unit = cut_.cols.step * t.lanes, kernel = cut_.cols.kernel;
     V* x = in_ + at;
     if constexpr (coded) fill(in_codes_ + at, n, C(0));
@@ -294,16 +295,16 @@ private:
       }
       m += taps[parts - 1];
       if (parts == 3)
-        widen<3, quick>(x, in_codes_ + at, n, taps, unit);
+        widen<3, speculative>(x, in_codes_ + at, n, taps, unit);
       else if (parts == 2)
-        widen<2, quick>(x, in_codes_ + at, n, taps, unit);
+        widen<2, speculative>(x, in_codes_ + at, n, taps, unit);
       else
-        widen<1, quick>(x, in_codes_ + at, n, taps, unit);
+        widen<1, speculative>(x, in_codes_ + at, n, taps, unit);
     }
   }
 
   // x[j] = x[j] . x[j + taps[0]] . ..., in place: what is read lies ahead of what is written.
-  template <int parts, bool quick>
+  template <int parts, bool speculative>
   void widen(V* x, C* codes, int64_t n, const int64_t* taps, int64_t unit) const {
     for (int64_t j = 0; j < n; j += N) {
       Vn best = read<V, N>(x + j);
@@ -312,16 +313,17 @@ private:
       for (int k = 0; k < parts; ++k) {
         const Vn later = read<V, N>(x + j + taps[k] * unit);
         if constexpr (coded)
-          merge<quick>(later, read<C, N>(codes + j + taps[k] * unit) + C(taps[k]) * col_unit_, best, code);
+          merge<speculative>(later, read<C, N>(codes + j + taps[k] * unit) + C(taps[k]) * col_unit_, best,
+                             code);
         else
-          best = merge<quick>(later, best);
+          best = merge<speculative>(later, best);
       }
       write(x + j, best);
       if constexpr (coded) write(codes + j, code);
     }
   }
 
-  template <bool quick> void finish(const Tile& t) {
+  template <bool speculative> void finish(const Tile& t) {
     const int64_t rows = t.r1 - t.r0;
     const Row first = row(p_.y, base(p_.y, t), t, t.r0, t.c0, t.c1);
     const bool native =
@@ -340,7 +342,7 @@ private:
         const bool direct = native && (t.n >= N || (room >= rows * t.n + N && cut_.rows.step == 1));
         V* to = direct ? y : out_;
         const int64_t pitch = direct ? y_pitch : out_pitch(t);
-        down_all<quick>(t, rows, at, to, pitch, t.n);
+        down_all<speculative>(t, rows, at, to, pitch, t.n);
         if constexpr (coded) store_codes(t, q, to, pitch);
         if (!direct)
           for (int64_t r = 0; r < rows; ++r) {
@@ -379,14 +381,14 @@ private:
 
   // Column strips of the plane whose rows begin at row `at`: broad ones, then narrow ones, the last of which takes
   // some columns once more.
-  template <bool quick>
+  template <bool speculative>
   void down_all(const Tile& t, int64_t rows, int64_t at, V* y, int64_t y_pitch, int64_t n) {
     int64_t j = 0;
-    for (; j + broad * N <= n; j += broad * N) down<broad, quick>(t, rows, at, y, y_pitch, j);
-    for (; j < n; j += N) down<1, quick>(t, rows, at, y, y_pitch, n < N ? 0 : least(j, n - N));
+    for (; j + broad * N <= n; j += broad * N) down<broad, speculative>(t, rows, at, y, y_pitch, j);
+    for (; j < n; j += N) down<1, speculative>(t, rows, at, y, y_pitch, n < N ? 0 : least(j, n - N));
   }
 
-  template <int W, bool quick>
+  template <int W, bool speculative>
   void down(const Tile& t, int64_t height, int64_t at, V* y, int64_t y_pitch, int64_t column) {
     const int64_t step = cut_.rows.step, pitch = t.pitch;
     for (int64_t q = 0; q < least(step, height); ++q) {  // rows of one remainder are windows without gaps
@@ -400,11 +402,11 @@ private:
       } else {
         C *codes = coded ? in_codes_ + from : nullptr, *y_codes = out_codes_ + q * out_pitch(t) + column;
         if (small_)
-          small_down<W, quick>(rows, in_ + from, pitch * step, cut_.cols.step * t.lanes, to, y_pitch * step,
-                               y_codes, out_pitch(t) * step);
+          small_down<W, speculative>(rows, in_ + from, pitch * step, cut_.cols.step * t.lanes, to,
+                                     y_pitch * step, y_codes, out_pitch(t) * step);
         else
-          best_down<W, quick>(rows, in_ + from, codes, pitch * step, to, y_pitch * step, y_codes,
-                              out_pitch(t) * step);
+          best_down<W, speculative>(rows, in_ + from, codes, pitch * step, to, y_pitch * step, y_codes,
+                                    out_pitch(t) * step);
       }
     }
   }
@@ -444,19 +446,20 @@ private:
   }
 
   // Windows of 3 x 3: the horizontal ones of three rows in registers.
-  template <int W, bool quick> void small_down(int64_t rows, const V* x, int64_t pitch, int64_t unit, V* y,
-                                               int64_t y_pitch, C* y_codes, int64_t codes_pitch) const {
+  template <int W, bool speculative> void small_down(int64_t rows, const V* x, int64_t pitch, int64_t unit,
+                                                     V* y, int64_t y_pitch, C* y_codes,
+                                                     int64_t codes_pitch) const {
     Vn above[W], middle[W];
     Cn above_code[W], middle_code[W];
     const auto across = [&](const V* from, Cn& code, C shift) __attribute__((always_inline)) {
       Vn best = read<V, N>(from);
       if constexpr (coded) {
         code = Cn{} + shift;
-        merge<quick>(read<V, N>(from + unit), Cn{} + (shift + col_unit_), best, code);
-        merge<quick>(read<V, N>(from + 2 * unit), Cn{} + (shift + 2 * col_unit_), best, code);
+        merge<speculative>(read<V, N>(from + unit), Cn{} + (shift + col_unit_), best, code);
+        merge<speculative>(read<V, N>(from + 2 * unit), Cn{} + (shift + 2 * col_unit_), best, code);
       } else {
-        best = merge<quick>(read<V, N>(from + unit), best);
-        best = merge<quick>(read<V, N>(from + 2 * unit), best);
+        best = merge<speculative>(read<V, N>(from + unit), best);
+        best = merge<speculative>(read<V, N>(from + 2 * unit), best);
       }
       return best;
     };
@@ -472,13 +475,13 @@ private:
         Vn best = above[w];
         if constexpr (coded) {
           Cn at = above_code[w];
-          merge<quick>(middle[w], middle_code[w], best, at);
-          merge<quick>(below, code, best, at);
+          merge<speculative>(middle[w], middle_code[w], best, at);
+          merge<speculative>(below, code, best, at);
           write(y_codes + w * N, at);
           above_code[w] = middle_code[w] - row_unit_;
           middle_code[w] = code - row_unit_;
         } else {
-          best = merge<quick>(below, merge<quick>(middle[w], best));
+          best = merge<speculative>(below, merge<speculative>(middle[w], best));
         }
         write(y + w * N, best);
         above[w] = middle[w];
@@ -487,8 +490,9 @@ private:
   }
 
   // The end of a block of rows and the beginning of the next: together, a window.
-  template <int W, bool quick> void best_down(int64_t rows, const V* x, const C* codes, int64_t pitch, V* y,
-                                              int64_t y_pitch, C* y_codes, int64_t codes_pitch) const {
+  template <int W, bool speculative> void best_down(int64_t rows, const V* x, const C* codes, int64_t pitch,
+                                                    V* y, int64_t y_pitch, C* y_codes,
+                                                    int64_t codes_pitch) const {
     const int64_t kernel = cut_.rows.kernel;
     const C unit = row_unit_;
     Vn best[W];
@@ -503,9 +507,9 @@ private:
     };
     const auto later_wins = [&](Vn later, Cn later_code, Vn& value, Cn& c) __attribute__((always_inline)) {
       if constexpr (coded)
-        merge<quick>(later, later_code, value, c);
+        merge<speculative>(later, later_code, value, c);
       else
-        value = merge<quick>(later, value);
+        value = merge<speculative>(later, value);
     };
     if (kernel <= 3) {
       for (int64_t r = 0; r < rows; ++r)

@@ -20,10 +20,10 @@
 #include <sys/mman.h>
 #endif
 
-#include "call_cache.h"
 #include "kernels.h"
+#include "python/call_cache.h"
 #include "python/jax_ffi.h"
-#include "threads.h"
+#include "runtime/threads.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

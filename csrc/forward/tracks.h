@@ -3,7 +3,7 @@
 // share stays in L1. Sums take the columns first.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "simd.h"
 
 namespace ndpool {
@@ -15,7 +15,7 @@ template <class R> struct Tracks {
   static_assert(std::is_same_v<V, float>);
   static constexpr int N = wide<V>, broad = vector_bytes == 64 ? 4 : 2;
   static constexpr int64_t line_elements = 8 * 1024, band_elements = 64 * 1024;
-  // Lanes summed at a time, and the distance of their lines, none of which lies a page from another.
+  // ChannelsLast summed at a time, and the distance of their lines, none of which lies a page from another.
   static constexpr int64_t most_lanes = 512, line = most_lanes + 3 * N;
   using Vn = Vec<V, N>;
 
@@ -156,31 +156,31 @@ private:
     careful_ = best<K, W, false>(b, c0, c1);
   }
 
-  template <bool quick> static Vn merge(Vn later, Vn best) {
+  template <bool speculative> static Vn merge(Vn later, Vn best) {
     auto better = R::beats(later, best);
-    if constexpr (!quick) better |= later != later;
+    if constexpr (!speculative) better |= later != later;
     return better ? later : best;
   }
 
   // The windows of K elements of which `next` gives one after the other. Windows j and j + 1 share all elements but
   // the first of the one and the last of the other, and those come in pairs that later windows share, too.
-  template <int K, int W, bool quick, class Next, class Out>
+  template <int K, int W, bool speculative, class Next, class Out>
   __attribute__((always_inline)) static inline void windows(int64_t n, Next&& next, Out&& out) {
     constexpr int T = K / 2;
     Vn even[T][W], odd[W], pair[T][W];
     for (int k = 0; k < T; ++k) {
       next(even[k]);
-      for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<quick>(even[k][w], odd[w]);
+      for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<speculative>(even[k][w], odd[w]);
       next(odd);
     }
     for (int64_t j = 0; j < n; j += 2) {
       Vn fresh[W], shared[W], result[W];
       next(fresh);
       for (int w = 0; w < W; ++w) {
-        pair[T - 1][w] = merge<quick>(fresh[w], odd[w]);
+        pair[T - 1][w] = merge<speculative>(fresh[w], odd[w]);
         shared[w] = pair[0][w];
-        for (int k = 1; k < T; ++k) shared[w] = merge<quick>(pair[k][w], shared[w]);
-        result[w] = merge<quick>(shared[w], even[0][w]);
+        for (int k = 1; k < T; ++k) shared[w] = merge<speculative>(pair[k][w], shared[w]);
+        result[w] = merge<speculative>(shared[w], even[0][w]);
         for (int k = 1; k < T; ++k) {
           pair[k - 1][w] = pair[k][w];
           even[k - 1][w] = even[k][w];
@@ -190,13 +190,13 @@ private:
       out(j, result);
       if (j + 1 == n) break;
       next(odd);
-      for (int w = 0; w < W; ++w) result[w] = merge<quick>(odd[w], shared[w]);
+      for (int w = 0; w < W; ++w) result[w] = merge<speculative>(odd[w], shared[w]);
       out(j + 1, result);
     }
   }
 
   // True if there was a NaN.
-  template <int K, int W, bool quick> bool best(const Band& b, int64_t c0, int64_t c1) {
+  template <int K, int W, bool speculative> bool best(const Band& b, int64_t c0, int64_t c1) {
     constexpr int T = K / 2;
     const int64_t n = c1 - c0, x_step = p_.x.pooled[1], y_step = p_.y.pooled[1];
     V *odd = lines_, *shared = lines_ + n * W * N, *even[T], *pair[T];
@@ -209,7 +209,7 @@ private:
       int64_t c = c0 + cols_.origin;
       const char* x = b.x + i * p_.x.pooled[0] + c * x_step;
       const bool there = within(i, rows_);
-      windows<K, W, quick>(
+      windows<K, W, speculative>(
           n,
           [&](Vn* v) __attribute__((always_inline)) {
             if (there && within(c, cols_)) {
@@ -228,7 +228,7 @@ private:
       row(i, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
         for (int w = 0; w < W; ++w) {
           const int64_t at = (j * W + w) * N;
-          if (k > 0) write(pair[k - 1] + at, merge<quick>(v[w], read<V, N>(odd + at)));
+          if (k > 0) write(pair[k - 1] + at, merge<speculative>(v[w], read<V, N>(odd + at)));
           write(even[k] + at, v[w]);
         }
       });
@@ -243,16 +243,16 @@ private:
         V* to = reinterpret_cast<V*>(y + j * y_step);
         for (int w = 0; w < W; ++w) {
           const int64_t at = (j * W + w) * N;
-          const Vn newest = merge<quick>(v[w], read<V, N>(odd + at));
+          const Vn newest = merge<speculative>(v[w], read<V, N>(odd + at));
           Vn common = newest;
           if constexpr (T > 1) {
             common = read<V, N>(first + at);
-            for (int k = 1; k < T - 1; ++k) common = merge<quick>(read<V, N>(pair[k] + at), common);
-            common = merge<quick>(newest, common);
+            for (int k = 1; k < T - 1; ++k) common = merge<speculative>(read<V, N>(pair[k] + at), common);
+            common = merge<speculative>(newest, common);
             write(first + at, newest);
           }
           write(shared + at, common);
-          write(to + w * N, merge<quick>(common, read<V, N>(oldest + at)));
+          write(to + w * N, merge<speculative>(common, read<V, N>(oldest + at)));
           write(oldest + at, v[w]);
         }
       });
@@ -265,7 +265,7 @@ private:
         V* to = reinterpret_cast<V*>(y + p_.y.pooled[0] + j * y_step);
         for (int w = 0; w < W; ++w) {
           const int64_t at = (j * W + w) * N;
-          write(to + w * N, merge<quick>(v[w], read<V, N>(shared + at)));
+          write(to + w * N, merge<speculative>(v[w], read<V, N>(shared + at)));
           write(odd + at, v[w]);
         }
       });

@@ -4,7 +4,7 @@
 // block that is complete is turned into its ends. Every row is met once, and a block of rows is all that is kept.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "simd.h"
 
 #if defined(__AVX512VL__)  // masks that cost nothing
@@ -13,7 +13,7 @@ namespace ndpool {
 namespace {
 
 // Floats, or bytes: signed ones and their minima are maxima of other bytes, some bits of which are turned.
-template <class R> struct LongBest {
+template <class R> struct LongMax {
   static constexpr const char* engine = "long_max";
   using V = typename R::V;
   static constexpr int N = wide<V>;
@@ -56,7 +56,7 @@ template <class R> struct LongBest {
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
-    LongBest work(p, memory);
+    LongMax work(p, memory);
     const int64_t height = band_rows(p);
     for (int64_t unit = begin, n; unit < end; unit += n) {  // bands that follow one another are one
       const int64_t q = unit / p.tiles, first = unit % p.tiles;
@@ -89,7 +89,7 @@ private:
   bool careful_ = false;  // what went before held a NaN
   Bits flip_ = 0;
 
-  LongBest(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), line_(line(p)) {
+  LongMax(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), line_(line(p)) {
     Scratch scratch(memory);
     ring_ = scratch.take<V>((rows_.kernel + 5) * line_);
     prefix_ = ring_ + rows_.kernel * line_;
@@ -115,12 +115,12 @@ private:
   }
   void put(V* p, Mask m, Vn v) const { write_where(m, p, flipped(v)); }
 
-  template <bool quick> static Vn merge(Vn later, Vn best) {
+  template <bool speculative> static Vn merge(Vn later, Vn best) {
     if constexpr (!real) {
       return larger(later, best);
     } else {
       auto better = R::beats(later, best);
-      if constexpr (!quick) better |= later != later;
+      if constexpr (!speculative) better |= later != later;
       return better ? later : best;
     }
   }
@@ -187,18 +187,18 @@ private:
       inside_[j] = mask(-from, cols_.size - from);
     }
     const auto quickly = [&]() {
-      return k > 48   ? quick<7>(t)
-             : k > 32 ? quick<6>(t)
-             : k > 16 ? quick<5>(t)
-             : k > 8  ? quick<4>(t)
-                      : quick<3>(t);
+      return k > 48   ? speculative<7>(t)
+             : k > 32 ? speculative<6>(t)
+             : k > 16 ? speculative<5>(t)
+             : k > 8  ? speculative<4>(t)
+                      : speculative<3>(t);
     };
     if (!careful_ && !quickly()) return;
     if constexpr (real)
       careful_ = blocks<false>(t, [&](int64_t r0, int64_t r1, auto&& line) { return exact(r0, r1, line); });
   }
 
-  template <int S> bool quick(const Tile& t) {
+  template <int S> bool speculative(const Tile& t) {
     const Shift last(cols_.kernel - taps(S - 1));
     return blocks<true>(t,
                         [&](int64_t r0, int64_t r1, auto&& line) { return stream<S>(r0, r1, last, line); });
@@ -206,7 +206,7 @@ private:
 
   // Block after block of as many rows as a window has; `rows` does those that are inside the input. True if there was
   // a NaN.
-  template <bool quick, class Rows> bool blocks(const Tile& t, Rows&& rows) {
+  template <bool speculative, class Rows> bool blocks(const Tile& t, Rows&& rows) {
     const int64_t k = rows_.kernel, first = t.o0 + rows_.origin, end = t.o1 + rows_.origin + k - 1;
     int64_t lo_before = k, hi_before = 0;  // what of the block before was inside
     bool nan = false;
@@ -223,7 +223,7 @@ private:
           const Line l = line(r);
           for (int64_t j = 0; j < n_ * N; j += N)
             put(l.y + j, j < (n_ - 1) * N ? Mask(-1) : last_,
-                merge<quick>(read<V, N>(prefix + j), read<V, N>(l.end + j)));
+                merge<speculative>(read<V, N>(prefix + j), read<V, N>(l.end + j)));
         }
       };
       outside(0, lo, nothing_);
@@ -231,8 +231,8 @@ private:
       outside(hi, k, lo < hi ? prefix_ : nothing_);
       if (lo < hi && i + k < end) {
         int64_t j = 0;
-        for (; j + 4 <= n_; j += 4) ends<4, quick>(lo, hi, j * N);
-        for (; j < n_; ++j) ends<1, quick>(lo, hi, j * N);
+        for (; j + 4 <= n_; j += 4) ends<4, speculative>(lo, hi, j * N);
+        for (; j < n_; ++j) ends<1, speculative>(lo, hi, j * N);
       }
       lo_before = lo;
       hi_before = hi;
@@ -241,14 +241,14 @@ private:
   }
 
   // A block that is complete is turned into its ends: W vectors of every row.
-  template <int W, bool quick> void ends(int64_t lo, int64_t hi, int64_t j) const {
+  template <int W, bool speculative> void ends(int64_t lo, int64_t hi, int64_t j) const {
     Vn v[W];
     V* at = ring_ + (hi - 1) * line_ + j;
     for (int w = 0; w < W; ++w) v[w] = read<V, N>(at + w * N);
     for (int64_t r = hi - 2; r >= lo; --r) {
       at -= line_;
       for (int w = 0; w < W; ++w) {
-        v[w] = merge<quick>(v[w], read<V, N>(at + w * N));
+        v[w] = merge<speculative>(v[w], read<V, N>(at + w * N));
         write(at + w * N, v[w]);
       }
     }

@@ -5,12 +5,12 @@
 
 #include <numeric>
 
-#include "bands.h"
+#include "backward/bands.h"
 
 namespace ndpool {
 namespace {
 
-template <class V> class SpreadRows {
+template <class V> class SumBackward {
   static constexpr int N = wide<V>, M = vector_bytes > 16 ? N / 2 : N;  // M: for short rows
   using Vn = Vec<V, N>;
   static constexpr int most_added = 16;  // rows at a time
@@ -38,7 +38,7 @@ public:
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Walk<Over::inputs> walk(p, begin);
-    SpreadRows worker(p, walk, memory);
+    SumBackward worker(p, walk, memory);
     const int64_t size = worker.rows_.size;
     for (int64_t unit = begin; unit < end;) {
       const int64_t h0 = walk.at(p.n_axes - 2), h1 = least(size, h0 + end - unit);
@@ -69,7 +69,7 @@ private:
     return s;
   }
 
-  SpreadRows(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
+  SumBackward(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
       : p_(p), walk_(walk), rows_(walk.axis(p.n_axes - 2)), sizes_(sizes(p)), width_(0),
         load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)), follow_(rows_follow<V>(p)),
         end_(readable_end(p, p.x, sizeof(V), Over::outputs)) {

@@ -3,7 +3,7 @@
 // sums of as many columns, made in registers. The order of additions is that of the sliding engine.
 #pragma once
 
-#include "forward.h"
+#include "forward/general.h"
 #include "simd.h"
 
 #if defined(__AVX512VL__)  // masks that cost nothing
