@@ -264,14 +264,14 @@ template <> Kernel SideBySide<Over::inputs>::chosen(const Problem& inner) { retu
 
 // Rows too short for vectors: planes side by side, where rows have no engine of their own. Disjoint windows that are long
 // enough, and the gradients of long windows, go along the row all the same.
-constexpr int64_t short_row = 32, short_window = 4, short_coded = 8;
+constexpr int64_t short_row = 32, short_window = 4, short_windows = 13;
 
 Kernel forward(const Problem& p) {
   const Kernel along = along_rows(p);
   const Axis& last = p.axes[p.n_axes - 1];
   if (last.size > short_row || !SideBySide<Over::outputs>::serves(p)) return along;
   const std::string_view engine = along.engine;
-  const int64_t longest = p.extra == Extra::none ? short_window : short_coded;
+  const int64_t longest = p.extra != Extra::none ? short_row : last.out > 1 ? short_windows : short_window;
   const bool slow = engine == "rows" || (engine == "blocks" && last.kernel <= longest);
   return slow ? kernel_of<SideBySide<Over::outputs>>() : along;
 }
