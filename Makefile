@@ -93,8 +93,8 @@ sanitize-threads: .venv-tsan/.installed  ## run the tests of threads with a core
 wheel: .venv/.made  ## build a wheel into dist/
 	$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
 
-clang: .venv/.made  ## compile a wheel with Clang into build/, warnings being errors
-	CXX=clang++ CXXFLAGS='-Wall -Wextra -Werror' $(BIN)/python -m pip wheel --no-build-isolation --no-deps \
+clang: .venv/.made  ## compile a wheel with CLANG=clang++ into build/; warnings are errors
+	CXX=$(or $(CLANG),clang++) CXXFLAGS='-Wall -Wextra -Werror' $(BIN)/python -m pip wheel --no-build-isolation --no-deps \
 	    --config-settings=build-dir=build/clang --wheel-dir build .
 
 clean:  ## remove everything that make made
