@@ -90,6 +90,7 @@ def data(shape, dtype, last, special):
         for value in (np.nan, np.inf, -np.inf, -0.0, -0.0, 0.0):
             x[rng.random(shape) < 2e-3] = value
         x[0, 0], x[-1, -1] = -np.inf, -0.0
+        x[0, -1] = rng.choice(np.float32([-1, -0.0, 0.0]), shape[2:])
     t = torch.from_numpy(x).to(dtype)
     return t.contiguous(memory_format=torch.channels_last) if last else t
 
@@ -124,6 +125,59 @@ def test_max_pooling(isa, dtype, last, special):
         got, index = ndpool.adaptive_max_pool2d(x, size, return_indices=True)
         assert_same(got, want)
         assert torch.equal(index, where), (shape, size)
+
+
+FEW = [  # few windows: many elements each, few channels, a single row
+    ((1, 8, 14, 224), (2, 2)),
+    ((2, 3, 60, 75), (3, 2)),
+    ((3, 20, 33, 41), (1, 1)),
+    ((1, 70, 19, 30), (2, 3)),
+    ((2, 1, 1, 700), (1, 3)),
+    ((4, 64, 1, 20), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["finite", "special"])
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_few_large_windows(isa, dtype, last, special):
+    """Indices are searched for (the first of equals, the last NaN), gradients scattered in rising order."""
+    for shape, size in FEW:
+        x = data(shape, dtype, last, special).requires_grad_()
+        want, where = torch.nn.functional.adaptive_max_pool2d(x, size, return_indices=True)
+        got, index = ndpool.adaptive_max_pool2d(x, size, return_indices=True)
+        assert_same(got, want)
+        assert torch.equal(index, where), (shape, size)
+        up = (torch.arange(1.0, 1 + want.numel()) % 7).reshape(want.shape).to(dtype)  # sums are exact
+        expected, grad = (torch.autograd.grad(y, x, up)[0] for y in (want, got))
+        assert torch.equal(grad, expected), (shape, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    "args", [(2, 2, 1), (3, 2, 1), (3, 3, 1), (4, 4, 1), (5, 5, 2), (7, 7, 3), (7, 2, 3)]
+)
+def test_single_rows(isa, dtype, args):
+    """A row without neighbours in memory: vectors may reach over neither of its ends."""
+    for length in (7, 19, 95, 2899):
+        x = data((1, 1, length), torch.float32, False, False).abs().to(dtype)
+        want = torch.nn.functional.max_pool1d(x.to(torch.float64), *args)
+        assert_same(ndpool.max_pool1d(x, *args).to(torch.float64), want, signs=False)
+        got, index = ndpool.max_pool1d(x, *args, return_indices=True)
+        assert_same(got.to(torch.float64), want, signs=False)
+        assert_same(x[0, 0][index[0, 0]].to(torch.float64), want[0, 0])
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+def test_long_sums_have_one_order(isa, last):
+    """Rows of more than 512 elements are sums of blocks, the same in every layout and in every batch."""
+    for length in (33, 100, 2311):
+        x = torch.from_numpy(np.random.default_rng(3).random((3, 17, 1, length), np.float32))
+        y = x.contiguous(memory_format=torch.channels_last) if last else x
+        for size in ((1, 1), (1, 3)):
+            planes = x.flatten(0, 1)[:, None]
+            alone = torch.stack([ndpool.adaptive_avg_pool2d(plane, size) for plane in planes])
+            assert torch.equal(ndpool.adaptive_avg_pool2d(y, size).reshape(alone.shape), alone)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

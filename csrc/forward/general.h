@@ -391,6 +391,13 @@ private:
     }
   }
 
+  // The value is the one that stands there: of equal zeros it may have been another.
+  void place(int64_t j, V value, Code code) {
+    found_.value[j] = value;
+    found_.code[j] = code;
+    missing_[j] = 0;
+  }
+
   // Places of the missing values of one window among the taps of one row; how many were found.
   int64_t first_equal(const V* x, int64_t taps, int64_t unit, Code code, int64_t j) {
     int64_t found = 0;
@@ -398,8 +405,7 @@ private:
       if (!missing_[j]) return 0;
       const int64_t t = place_of(x, taps, found_.value[j]);
       if (t == taps) return 0;
-      found_.code[j] = code + Code(t);
-      missing_[j] = 0;
+      place(j, x[t], code + Code(t));
       return 1;
     }
     constexpr int few = least(N, 8);
@@ -410,8 +416,7 @@ private:
       int64_t t = 0;
       while (t < taps && x[t * unit + c] != found_.value[j + c]) ++t;
       if (t == taps) continue;
-      found_.code[j + c] = code + Code(t);
-      missing_[j + c] = 0;
+      place(j + c, x[t * unit + c], code + Code(t));
       ++found;
     }
     return found;
@@ -430,7 +435,7 @@ private:
         const U hit = reinterpret_cast<U>(read<V, L>(x + t * unit + c) == best) & missing;
         if (!any(hit)) continue;
         for (int k = 0; k < L; ++k)
-          if (hit[k]) found_.code[j + c + k] = code + Code(t), ++found;
+          if (hit[k]) place(j + c + k, x[t * unit + c + k], code + Code(t)), ++found;
         missing &= ~hit;
         if (!any(missing)) break;
       }
@@ -458,7 +463,7 @@ private:
     for (int64_t c = 0; c < unit; ++c)
       for (int64_t t = taps - 1; t >= 0 && is_nan(found_.value[j + c]); --t)
         if (is_nan(x[t * unit + c])) {
-          found_.code[j + c] = code + Code(t);
+          place(j + c, x[t * unit + c], code + Code(t));
           break;
         }
   }

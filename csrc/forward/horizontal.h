@@ -52,7 +52,7 @@ template <class V, class F> __attribute__((always_inline)) inline void each_vect
   for (int64_t j = 0; j < n; j += N) write(dst + j, f(j));
 }
 
-// Whole windows of `kernel` taps, `tap` elements apart, at every position of a row: dst[j] for j < n. `x` and `dst` are
+// Whole windows of `kernel` taps (sums: 512 at most), `tap` elements apart, at every position of a row: dst[j] for j < n. `x` and `dst` are
 // scratch rows that may be the same, with room for a vector past their ends.
 template <class R, bool exact = true>
 void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64_t tap, typename R::V* dst) {
@@ -82,11 +82,23 @@ void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64
         const Vec<V, N> three = merged<R, exact>(read<V, N>(x + j + more), two);
         return kernel > 3 * m ? merged<R, exact>(read<V, N>(x + j + rest), three) : three;
       });
-  } else {
+  } else if (kernel < long_sum) {
     each_vector(n, dst, [&](int64_t j) {
       Vec<V, N> sum = read<V, N>(x + j);
       for (int64_t t = 1; t < kernel; ++t) sum = merged<R>(read<V, N>(x + j + t * tap), sum);
       return sum;
+    });
+  } else {  // one block
+    each_vector(n, dst, [&](int64_t j) {
+      Vec<V, N> sums[interleaved];
+      for (int64_t t = 0; t < interleaved; ++t) sums[t] = read<V, N>(x + j + t * tap);
+      for (int64_t t = interleaved; t < kernel; ++t) {
+        Vec<V, N>& sum = sums[t % interleaved];
+        sum = merged<R>(read<V, N>(x + j + t * tap), sum);
+      }
+      for (int m = interleaved / 2; m > 0; m /= 2)
+        for (int k = 0; k < m; ++k) sums[k] = merged<R>(sums[k + m], sums[k]);
+      return sums[0];
     });
   }
 }

@@ -266,7 +266,8 @@ class Lp(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return lp_backward(grad, *ctx.saved_tensors, ctx.call, ctx.last), None
+        x, y = ctx.saved_tensors
+        return lp_backward(grad, x, y, ctx.call, ctx.last), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:

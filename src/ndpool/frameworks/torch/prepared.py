@@ -246,7 +246,7 @@ def _late_link(ctx: Any) -> Any:
 
 
 class TrainNorm(Function):
-    """A prepared Lp pooling with its backward pass, in reverse mode alone: its derivative needs input and output."""
+    """A prepared Lp pooling with its backward pass, in reverse mode alone. It saves input and output."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, t: Training) -> Any:
