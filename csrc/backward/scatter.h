@@ -1,6 +1,8 @@
 // The backward of max and min by scattering: a plane of zeros, to which each output adds its gradient where its offset
 // says. Outputs come in rising order, so each input adds up in PyTorch's order to the bit. The cost is that of the zeros
 // and one addition per output, whatever the window. An offset that stands for no tap inside the input adds nothing.
+// For large windows and few channels: adaptive_max_pool2d of (2, 32, 224, 27) to 2, channels-last, takes a third of the
+// time that gathering takes.
 #pragma once
 
 #include "backward/bands.h"
@@ -11,7 +13,9 @@ namespace {
 // Gradients are stored as S and added up in V. Scratch holds the sums where S is narrower and windows share inputs.
 template <class V, class S, class Offset> class Scatter {
   static constexpr int64_t most_listed = 1 << 10;  // taps whose places are looked up
-  static constexpr int64_t slab_bytes = 1 << 17, least_units = 8, most_outputs = 1 << 20;  // along an axis
+  static constexpr int64_t slab_bytes = 1 << 17, least_units = 8;
+  static constexpr int64_t most_outputs = 1 << 16,
+                           most_elements = 1 << 20;  // along an axis; of sums in scratch
 
 public:
   static constexpr const char* engine = "max_backward_scatter";
@@ -21,7 +25,7 @@ public:
     for (int a = 0; a < p.n_axes; ++a)
       if (p.axes[a].table_stride || p.axes[a].kernel > INT32_MAX || p.axes[a].out > most_outputs)
         return false;
-    return true;
+    return direct(p) || slab_elements(p, 1) <= most_elements;
   }
 
   // A unit is a slab of a plane: rows of the first axis. Large planes have several, and so do those that are few.
@@ -215,7 +219,7 @@ private:
   template <class T, bool whole> void add_one(const char* x, const char* offset, char* y) const {
     const auto code = std::uint64_t(*reinterpret_cast<const Offset*>(offset));
     if (code >= codes_) return;
-    const Tap& tap = listed_ ? taps_[code] : (taps_[0] = decoded(code));
+    const Tap tap = listed_ ? taps_[code] : decoded(code);
     if (!whole)
       for (int a = 0; a < p_.n_axes; ++a)
         if (std::uint32_t(tap.at[a] - held_[a]->lead) >= std::uint32_t(held_[a]->taps)) return;
