@@ -1,10 +1,11 @@
-"""JAX on the CPU: ndpool next to `lax.reduce_window`, both inside `jax.jit`, forward and gradient.
+"""JAX on its default device: ndpool next to `lax.reduce_window`, both inside `jax.jit`, forward and gradient.
 
 The cases are those of `ndpool bench` with 2x2, 3x3 and 7x7 windows, in both memory layouts. Answers are
 compared first; then the contestants run in one process, in shuffled order, and medians are printed.
 
     python benchmarks/jax_speed.py
     python benchmarks/jax_speed.py --case vgg --rounds 31 --json results.json
+    python benchmarks/jax_speed.py --batch 16 --calls 20        # a GPU: larger batches, calls in bursts
 """
 
 from __future__ import annotations
@@ -57,25 +58,27 @@ def gradient(pool: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, grad: jax.vjp(pool, x)[1](grad)[0]
 
 
-def times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Medians in milliseconds, in rounds of shuffled order."""
+def times(calls: dict[str, Callable[[], Any]], rounds: int, burst: int) -> dict[str, float]:
+    """Medians in milliseconds a call, in rounds of shuffled order, each of a burst of calls."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for name in calls:
-        calls[name]()
+        calls[name]().block_until_ready()
     for _ in range(rounds):
         for name in random.sample(list(calls), len(calls)):
-            calls[name]()  # untimed: memory and caches as in a burst of calls
+            calls[name]().block_until_ready()  # untimed: memory and caches as in a burst of calls
             start = perf_counter()
-            calls[name]()
-            taken[name].append(perf_counter() - start)
+            for _ in range(burst):
+                last = calls[name]()
+            last.block_until_ready()
+            taken[name].append((perf_counter() - start) / burst)
     return {name: 1e3 * median(values) for name, values in taken.items()}
 
 
-def measure(case: Case, rounds: int) -> list[dict[str, Any]]:
+def measure(case: Case, rounds: int, batch: int, burst: int) -> list[dict[str, Any]]:
     """Forward and gradient of a case, answers compared first."""
     rng = np.random.default_rng(0)
     shape = case.shape if case.layout == "NCHW" else (case.shape[0], *case.shape[2:], case.shape[1])
-    x = jnp.asarray(rng.standard_normal(shape, np.float32))
+    x = jnp.asarray(rng.standard_normal((batch * shape[0], *shape[1:]), np.float32))
     pools = contestants(case)
     forward = {name: jax.jit(pool) for name, pool in pools.items()}
     answers = {name: run(x) for name, run in forward.items()}
@@ -88,11 +91,8 @@ def measure(case: Case, rounds: int) -> list[dict[str, Any]]:
         )
     rows = []
     for mode, runs, inputs in (("forward", forward, (x,)), ("gradient", backward, (x, grad))):
-        calls = {
-            name: (lambda run=run, inputs=inputs: run(*inputs).block_until_ready())
-            for name, run in runs.items()
-        }
-        rows.append({"case": case.name, "group": case.group, "mode": mode, **times(calls, rounds)})
+        calls = {name: (lambda run=run, inputs=inputs: run(*inputs)) for name, run in runs.items()}
+        rows.append({"case": case.name, "group": case.group, "mode": mode, **times(calls, rounds, burst)})
     return rows
 
 
@@ -101,12 +101,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", help="part of a case's name, network or group")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=1, help="times the batch of each case")
+    parser.add_argument("--calls", type=int, default=1, help="calls in a burst")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     print(f"{'case':24}{'mode':10}{'reduce_window ms':>18}{'ndpool ms':>12}{'times':>8}")
     for case in cases(options.case):
-        for row in measure(case, options.rounds):
+        for row in measure(case, options.rounds, options.batch, options.calls):
             row["times"] = row["reduce_window"] / row["ndpool"]
             rows.append(row)
             figures = f"{row['reduce_window']:18.3f}{row['ndpool']:12.3f}{row['times']:8.2f}"
@@ -116,7 +118,11 @@ def main() -> None:
         mean = exp(sum(map(log, ratios)) / len(ratios))
         print(f"{mode}: {mean:.2f} times (geometric mean of {len(ratios)}), least {min(ratios):.2f}")
     if options.json:
-        about = {"jax": version("jax"), "threads": ndpool.get_num_threads()}
+        device = jax.devices()[0]
+        about = {"jax": version("jax"), "device": device.device_kind, "platform": device.platform}
+        about |= {"batch": options.batch, "calls": options.calls}
+        if device.platform == "cpu":
+            about["threads"] = ndpool.get_num_threads()
         options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
