@@ -3,7 +3,7 @@
 // the table itself. Everything below has internal linkage, so that no function compiled for a newer processor can take
 // the place of its namesake elsewhere.
 //
-// Forward:   strips, tracks, long_max, long_sums, longer_sums (common windows of stride 1), sliding (all of stride 1),
+// Forward:   strips, tracks, long_max, longer_sums (common windows of stride 1), sliding (all of stride 1),
 //            small_planes (planes of short rows), direct (windows of 2 and 3), blocks (disjoint windows), channels_last,
 //            rows (any window: forward/general.h), side_by_side (any window of short rows, by one of the others)
 // Backward:  max_rows, max_channels_last, max_tiles, scatter (max and min), sum_rows (sums and averages), gather (any
@@ -33,7 +33,6 @@
 #include "forward/channels_last.h"
 #include "forward/direct.h"
 #include "forward/long_max.h"
-#include "forward/long_sums.h"
 #include "forward/longer_sums.h"
 #include "forward/sliding.h"
 #include "forward/small_planes.h"
@@ -100,7 +99,6 @@ template <class R> Kernel common_stride1(const Problem& p) {
     if constexpr (R::picks) {
       if (LongMax<R>::serves(p)) return kernel_of<LongMax<R>>();
     } else {
-      if (LongSums::serves(p)) return kernel_of<LongSums>();
       if (LongerSums::serves(p)) return kernel_of<LongerSums>();
     }
   } else if constexpr (R::picks && std::is_same_v<typename R::V, std::uint8_t>) {

@@ -36,7 +36,7 @@ constexpr int64_t huge_bytes = 1 << 25;  // from here on memory is asked for in 
 constexpr double long_visits = 1 << 26;  // elements visited by a call that may be interrupted, at least
 constexpr double first_bytes = 1 << 26;  // cost of the first piece of such a call, at most
 
-// Work of fewer bytes stays on one thread: waking another costs more than its help. Tests lower it.
+// Work of fewer bytes and visits stays on one thread: waking another costs more than its help. Tests lower it.
 std::atomic<int64_t> serial_bytes{1 << 20};
 
 int64_t item_size(Dtype t) {
@@ -400,7 +400,8 @@ void execute(Problem& p, const Kernel& kernel, int64_t cost) {
   const double visited = visits(p);
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
-  const int workers = cost < serial_bytes.load() ? 1 : int(std::min<int64_t>(num_threads(), p.units));
+  const bool small = std::max(double(cost), visited) < double(serial_bytes.load());
+  const int workers = small ? 1 : int(std::min<int64_t>(num_threads(), p.units));
   if (recording && !steps.empty()) steps.back().threads = std::max(1, workers);
   std::optional<Watch> watch;
   if (released && visited >= long_visits && hears_signals()) {

@@ -102,8 +102,7 @@ class Training(NamedTuple):
     stride: tuple[int, ...]  # of the result
     forward: Any  # the core's calls
     backward: Any
-    n_offsets: int  # in a bytearray; 0: they need a tensor, or there are none
-    has_offsets: bool
+    packed_bytes: int  # of offsets in a bytearray; 0: they need a tensor, or there are none
     keeps_input: bool  # small enough to be saved for second derivatives
     extent: int  # bytes from the first element of the input to its last
     result_bytes: int
@@ -126,11 +125,11 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
     except ValueError:  # `run` raises it again, in the name of the function
         return None
     bytes_needed, itemsize, dtype = extent(x), x.itemsize, x.dtype
-    training = None
+    training = train = None
     if code >= FIRST_FLOAT and call.extra == NO_EXTRA:
         linear = inside_norm(call)[0] if call.reduction.norm else call
         new_grad, grad_stride = _new(x, x.shape, x.dtype, last, n_axes)
-        small = prod(shape) <= _SMALL and not last and plan.taps <= BYTE_TAPS
+        small = prod(shape) <= _SMALL
         kind = call.offsets if has_index else NO_EXTRA
         training = Training(
             call=call,
@@ -143,8 +142,7 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
             stride=stride,
             forward=core_call(call, kind, source, target) if has_index else run,
             backward=core_call(linear, kind, target, (0, x.shape, grad_stride), True),
-            n_offsets=prod(shape) if has_index and small else 0,
-            has_offsets=has_index,
+            packed_bytes=prod(shape) * EXTRA_DTYPES[kind].itemsize if has_index and small else 0,
             keeps_input=x.numel() <= 4 * _SMALL and (small or not has_index),
             extent=bytes_needed,
             result_bytes=prod(shape) * itemsize,
@@ -152,14 +150,21 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
         )
 
     def prepared(x: Tensor, out: Any) -> Any:
+        nonlocal train
         try:
             if x.requires_grad and is_grad_enabled():
                 if training is None or out is not None:
                     return None
                 if call.reduction.norm:
                     return _train_norm(x, training)
-                link = None if x.is_leaf or training.keeps_input else link_to(x)
-                return _train_cpu(x, training, link)
+                if train is None:
+                    train = _train_cpu(training)
+                if x.is_leaf or training.keeps_input:
+                    return train(x)
+                link, y = link_to(x), train(x)
+                node: Any = y.grad_fn
+                node.link = link
+                return y
             if x.untyped_storage().nbytes() < bytes_needed + x.storage_offset() * itemsize:
                 check_memory(x)
             if out is None:
@@ -181,7 +186,8 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
         if out is not None or (x.requires_grad and is_grad_enabled()):
             return None
         try:
-            check_memory(x)
+            if x.untyped_storage().nbytes() < bytes_needed + x.storage_offset() * itemsize:
+                check_memory(x)
             y, extra = new(), new_extra()
             return (y, extra) if run(x, y, extra) else None
         except FAILURES as error:
@@ -190,57 +196,64 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
     return prepared_with_indices
 
 
-class TrainCpu(Function):
-    """A prepared call with its backward pass, in reverse mode alone. Few offsets need no tensor."""
+def _train_cpu(t: Training) -> Callable[[Tensor], Tensor]:
+    """A prepared call with its backward pass, in reverse mode alone.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, t: Training, link: Any) -> Any:
-        if x.untyped_storage().nbytes() < t.extent + x.storage_offset() * t.itemsize:
-            check_memory(x)
-        y: Tensor = t.new()
-        packed = offsets = None
-        if not t.has_offsets:
-            done = t.forward(x, y, None)
-        elif t.n_offsets:
-            packed = bytearray(t.n_offsets)
-            done = t.forward(x, y, packed)
-        else:
-            offsets = t.new_offsets()
-            done = t.forward(x, y, offsets)
-        if not done:  # misaligned memory, or an implicit zero
-            packed = None
-            found = cpu.pool(t.call._replace(extra=t.kind), x, t.last)
-            y, offsets = found if t.has_offsets else (found, None)
-        # The graph keeps a leaf anyway, and keeping a small input costs less than a link to it.
-        kept = t.keeps_input and not x.is_leaf
-        if offsets is not None:
-            ctx.save_for_backward(*((offsets, x) if kept else (offsets,)))
-        elif kept:
-            ctx.save_for_backward(x)
-        ctx.kept = t, packed, link
-        return y
+    Each prepared call has a class: arguments of a `Function` besides the tensor cost time in both passes.
+    """
+    has_offsets, new, forward_pass, backward_pass = t.new_offsets is not None, t.new, t.forward, t.backward
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        t, packed, link = ctx.kept
-        offsets = packed if packed is not None or not t.has_offsets else ctx.saved_tensors[0]
-        if grad.stride() == t.stride and undifferentiated(grad):
-            if grad.untyped_storage().nbytes() < t.result_bytes + grad.storage_offset() * t.itemsize:
-                check_memory(grad)
-            result = t.new_grad()
-            if t.backward(grad, result, offsets):
-                return result, None, None
-        if link is None and is_grad_enabled():
-            link = _late_link(ctx)
-        if not t.has_offsets:
-            return linked(sum_backward(grad, t.call, t.last), link), None, None
-        if packed is not None:
-            offsets = torch.frombuffer(packed, dtype=torch.uint8).view(t.outs)
-        return linked(max_backward(grad, offsets, t.call, t.last), link), None, None
+    class TrainCpu(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Any:
+            if x.untyped_storage().nbytes() < t.extent + x.storage_offset() * t.itemsize:
+                check_memory(x)
+            y: Tensor = new()
+            packed = offsets = None
+            if t.packed_bytes:  # few offsets need no tensor
+                packed = bytearray(t.packed_bytes)
+                done = forward_pass(x, y, packed)
+            else:
+                offsets = t.new_offsets() if has_offsets else None
+                done = forward_pass(x, y, offsets)
+            if not done:  # misaligned memory, or an implicit zero
+                packed = None
+                found = cpu.pool(t.call._replace(extra=t.kind), x, t.last)
+                y, offsets = found if has_offsets else (found, None)
+            # The graph keeps a leaf anyway, and keeping a small input costs less than a link to it.
+            kept = t.keeps_input and not x.is_leaf
+            if offsets is not None:
+                ctx.save_for_backward(*((offsets, x) if kept else (offsets,)))
+            elif kept:
+                ctx.save_for_backward(x)
+            ctx.packed = packed
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            offsets = ctx.packed
+            if offsets is None and has_offsets:
+                offsets = ctx.saved_tensors[0]
+            if grad.stride() == t.stride and undifferentiated(grad):
+                if grad.untyped_storage().nbytes() < t.result_bytes + grad.storage_offset() * t.itemsize:
+                    check_memory(grad)
+                result = t.new_grad()
+                if backward_pass(grad, result, offsets):
+                    return result
+            link = _link_of(ctx) if is_grad_enabled() else None
+            if not has_offsets:
+                return linked(sum_backward(grad, t.call, t.last), link)
+            if offsets is ctx.packed:
+                offsets = torch.frombuffer(offsets, dtype=EXTRA_DTYPES[t.kind]).as_strided(t.outs, t.stride)
+            return linked(max_backward(grad, offsets, t.call, t.last), link)
+
+    return direct(TrainCpu)
 
 
-def _late_link(ctx: Any) -> Any:
-    """A link to an input that is a leaf, or was saved because it is small."""
+def _link_of(ctx: Any) -> Any:
+    """The link to the input: made with the result, or now, to a leaf or to a small input that was saved."""
+    if hasattr(ctx, "link"):
+        return ctx.link
     node = ctx.next_functions[0][0]
     return link_to(node.variable if hasattr(node, "variable") else ctx.saved_tensors[-1])
 
@@ -273,7 +286,7 @@ class TrainNorm(Function):
         return lp_backward(grad, x, y, t.call, t.last), None
 
 
-_train_cpu, _train_norm = direct(TrainCpu), direct(TrainNorm)
+_train_norm = direct(TrainNorm)
 
 
 class Launches(NamedTuple):
