@@ -140,6 +140,36 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
   return __builtin_convertvector(v, To);
 }
 
+// The upper halves of the products with a number.
+template <class V> __attribute__((always_inline)) inline V multiplied_high(V v, Element<V> by) {
+  using U = Element<V>;
+  static_assert(std::is_unsigned_v<U> && sizeof(U) <= 4);
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64 && sizeof(U) == 2)
+    return reinterpret_cast<V>(
+        _mm512_mulhi_epu16(reinterpret_cast<__m512i>(v), _mm512_set1_epi16(std::int16_t(by))));
+  if constexpr (sizeof(V) == 64 && sizeof(U) == 4) {
+    const __m512i m = _mm512_set1_epi32(std::int32_t(by)), x = reinterpret_cast<__m512i>(v);
+    const __m512i even = _mm512_srli_epi64(_mm512_mul_epu32(x, m), 32),
+                  odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), m);
+    return reinterpret_cast<V>(_mm512_mask_blend_epi32(0xaaaa, even, odd));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32 && sizeof(U) == 2)
+    return reinterpret_cast<V>(
+        _mm256_mulhi_epu16(reinterpret_cast<__m256i>(v), _mm256_set1_epi16(std::int16_t(by))));
+  if constexpr (sizeof(V) == 32 && sizeof(U) == 4) {
+    const __m256i m = _mm256_set1_epi32(std::int32_t(by)), x = reinterpret_cast<__m256i>(v);
+    const __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, m), 32),
+                  odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+    return reinterpret_cast<V>(_mm256_blend_epi32(even, odd, 0xaa));
+  }
+#endif
+  using Twice = Vec<typename UnsignedOf<2 * sizeof(U)>::type, length_of<V>>;
+  return __builtin_convertvector(__builtin_convertvector(v, Twice) * by >> 8 * sizeof(U), V);
+}
+
 // N elements from storage, in the compute type.
 template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
   if constexpr (std::is_same_v<S, bf16>) {
