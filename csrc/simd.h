@@ -101,6 +101,10 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
       wide = reinterpret_cast<Vec<std::uint8_t, held>>(_mm_cvtsi64_si128(std::bit_cast<std::int64_t>(v)));
     else
       __builtin_memcpy(&wide, &v, sizeof v);
+#if defined(__AVX512BW__)
+    if constexpr (from == 1 && to == 2)
+      return reinterpret_cast<To>(_mm512_cvtepu8_epi16(reinterpret_cast<__m256i>(wide)));
+#endif
 #if defined(__AVX512F__)
     if constexpr (from == 1 && to == 4)
       return reinterpret_cast<To>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(wide)));
@@ -112,12 +116,29 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
       return reinterpret_cast<To>(_mm512_cvtepu32_epi64(reinterpret_cast<__m256i>(wide)));
 #else
     const __m128i m = reinterpret_cast<__m128i>(wide);
+    if constexpr (from == 1 && to == 2) return reinterpret_cast<To>(_mm256_cvtepu8_epi16(m));
     if constexpr (from == 1 && to == 4) return reinterpret_cast<To>(_mm256_cvtepu8_epi32(m));
     if constexpr (from == 1 && to == 8) return reinterpret_cast<To>(_mm256_cvtepu8_epi64(m));
     if constexpr (from == 2 && to == 4) return reinterpret_cast<To>(_mm256_cvtepu16_epi32(m));
     if constexpr (from == 4 && to == 8) return reinterpret_cast<To>(_mm256_cvtepu32_epi64(m));
 #endif
   }
+#if defined(__AVX512BW__)
+  if constexpr (whole && std::is_signed_v<F> && from == 2 && to == 4 && sizeof v == 32)
+    return reinterpret_cast<To>(_mm512_cvtepi16_epi32(reinterpret_cast<__m256i>(v)));
+  if constexpr (whole && std::is_signed_v<F> && from == 1 && to == 4 && sizeof v == 16)
+    return reinterpret_cast<To>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(v)));
+  if constexpr (whole && from == 2 * to && to <= 2 && sizeof v == 64) {
+    // By way of a register: written to memory at once, it takes twice as long.
+    __m256i half;
+    if constexpr (to == 1)
+      half = _mm512_cvtepi16_epi8(reinterpret_cast<__m512i>(v));
+    else
+      half = _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(v));
+    asm("" : "+v"(half));
+    return reinterpret_cast<To>(half);
+  }
+#endif
 #if defined(__AVX512VL__)
   if constexpr (whole && to == 1 && from >= 4 && (sizeof v == 64 || sizeof v == 32)) {
     __m128i bytes;
@@ -339,6 +360,27 @@ template <class V> inline V packed([[maybe_unused]] V v, [[maybe_unused]] std::u
     return reinterpret_cast<V>(_mm512_maskz_compress_epi64(__mmask8(bits), reinterpret_cast<__m512i>(v)));
 #else
   return v;
+#endif
+}
+
+// Whether any elements of two vectors, in any order, are one instruction.
+#if defined(__AVX512BW__)
+template <class T> constexpr bool permutes = sizeof(T) == 2 || sizeof(T) == 4;
+#else
+template <class T> constexpr bool permutes = false;
+#endif
+
+// The elements of the two together that an index names.
+template <class V, class I> inline V permuted(V a, [[maybe_unused]] V b, [[maybe_unused]] I index) {
+#if defined(__AVX512BW__)
+  const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b),
+                i = reinterpret_cast<__m512i>(index);
+  if constexpr (sizeof(Element<V>) == 2)
+    return reinterpret_cast<V>(_mm512_permutex2var_epi16(x, i, y));
+  else
+    return reinterpret_cast<V>(_mm512_permutex2var_epi32(x, i, y));
+#else
+  return a;
 #endif
 }
 

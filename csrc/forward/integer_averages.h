@@ -37,6 +37,48 @@ template <class U> struct Divider {
   }
 };
 
+// Sums of two neighbouring positions of `unit` elements each: two vectors make `step` sums.
+template <class A> class Pairs {
+public:
+  static constexpr int N = wide<A>;
+  using An = Vec<A, N>;
+  using Index = Vec<UnsignedLike<A>, N>;
+  int64_t step;  // 0: there are none
+
+  explicit Pairs(int64_t unit) : step(0) {
+    if constexpr (permutes<A>) {
+      if (unit > N) return;
+      step = N / unit * unit;
+      for (int64_t j = 0; j < N; ++j) index_[j] = UnsignedLike<A>(j / unit * 2 * unit + j % unit);
+      unit_ = UnsignedLike<A>(unit);
+    } else {
+      bytes_ = unit * int64_t(sizeof(A));
+      step = bytes_ == 2 || bytes_ == 4 || bytes_ == 8 ? N : 0;
+    }
+  }
+
+  __attribute__((always_inline)) inline An operator()(An a, An b) const {
+    if constexpr (permutes<A>) {
+      return permuted(a, b, index_) + permuted(a, b, index_ + unit_);
+    } else {
+      if (bytes_ == 8) return words<std::uint64_t>(a, b);
+      return bytes_ == 4 ? words<std::uint32_t>(a, b) : evens(a, b) + odds(a, b);
+    }
+  }
+
+private:
+  Index index_{};
+  UnsignedLike<A> unit_ = 0;
+  int64_t bytes_ = 0;
+
+  // Positions that are one word each.
+  template <class W> static An words(An a, An b) {
+    using Words = Vec<W, wide<W>>;
+    const Words x = reinterpret_cast<Words>(a), y = reinterpret_cast<Words>(b);
+    return reinterpret_cast<An>(evens(x, y)) + reinterpret_cast<An>(odds(x, y));
+  }
+};
+
 // Elements are stored as S and added up in A.
 template <class S, class A> struct IntegerAverages {
   static constexpr const char* engine = "integers";
@@ -95,11 +137,16 @@ private:
   S *buffers_[group], *out_;
   A *down_, *pairs_, *sums_, *found_;
   int64_t* shares_;  // of the outputs of a tile
+  const Pairs<A> pair_;
+  const bool small_, halving_;
+
+  Divider<U> divider_{1, 1};  // by this:
+  int64_t by_ = 1;
 
   // What the rows of a tile have in common.
   Span in_{};                            // inputs touched
   int64_t first_ = 0, o0_ = 0, o1_ = 0;  // the first position, and the outputs
-  int64_t lead_ = 0;                     // elements of padding in front of the inputs
+  int64_t lead_ = 0, whole_ = 0;         // elements in front of the inputs, and all that windows see
   Range even_{};                         // outputs that share their divisor
   int64_t at_ = 0, from_ = 0, to_ = 0;   // the last row done, and the input rows that are in its sum
 
@@ -140,7 +187,7 @@ private:
   IntegerAverages(const Problem& q, char* memory)
       : p_(q), input_(q, false),
         end_(reinterpret_cast<const S*>(readable_end(q, q.x, sizeof(S), Over::inputs))),
-        largest_(largest_sum(q)) {
+        largest_(largest_sum(q)), pair_(q.lanes), small_(is_small(q)), halving_(is_halving(q)) {
     Scratch scratch(memory);
     for (S*& buffer : buffers_) buffer = scratch.take<S>(row_length(q));
     out_ = scratch.take<S>(q.tile * q.lanes + slack);
@@ -153,17 +200,23 @@ private:
 
   void row(const Walk<Over::outputs>& walk, bool anew) {
     if (anew) enter_tile(walk);
-    down(walk, anew);
     int64_t outer = 1;
     if (!p_.divisor)
       for (int a = 0; a < walk.outer(); ++a) outer *= share(walk.axis(a), walk.at(a));
     const Row y = walk.row(p_.y, o0_, o1_);
     const bool direct = y.packed(sizeof(S));
     S* to = direct ? reinterpret_cast<S*>(y.data) : out_;
-    if (walk.last().regular())
-      across(walk.last(), outer, to);
-    else
-      irregular(walk.last(), outer, to);
+    if (small_) {
+      small(walk, anew, outer, to);
+    } else if (halving_ && window(walk.axis(0), walk.at(0)).taps == 2) {
+      halve(walk, outer, to);
+    } else {
+      down(walk, anew);
+      if (walk.last().regular())
+        across(walk.last(), outer, to);
+      else
+        irregular(walk.last(), outer, to);
+    }
     if (!direct) store_row<S, S>(out_, y);
   }
 
@@ -180,6 +233,8 @@ private:
       if (o == even_.lo) o = even_.hi;
       if (o < o1_) shares_[o - o0_] = p_.divisor ? p_.divisor : share(last, o);
     }
+    whole_ =
+        last.regular() ? ((o1_ - o0_ - 1) * last.stride + (last.kernel - 1) * last.step + 1) * p_.lanes : 0;
     lead_ = most(0, in_.from - first_) * p_.lanes;
     fill(down_, lead_);
   }
@@ -222,11 +277,7 @@ private:
     if (v >= 0) at_ = walk.at(v);
     from_ = w.start;
     to_ = end;
-    if (walk.last().regular()) {  // what windows see beyond the end of the input
-      const Axis& last = walk.last();
-      const int64_t whole = ((o1_ - o0_ - 1) * last.stride + (last.kernel - 1) * last.step + 1) * p_.lanes;
-      fill(to + width, whole - lead_ - width);
-    }
+    fill(to + width, whole_ - lead_ - width);  // what windows see beyond the end of the input
   }
 
   // All taps of the axes before v: calls f with their indices.
@@ -281,12 +332,7 @@ private:
     });
   }
 
-  __attribute__((always_inline)) static inline An load(const S* x) {
-    if constexpr (is_signed && sizeof(S) == 1)
-      return converted<An>(converted<Vec<std::int16_t, N>>(read<S, N>(x)));
-    else
-      return converted<An>(read<S, N>(x));
-  }
+  __attribute__((always_inline)) static inline An load(const S* x) { return converted<An>(read<S, N>(x)); }
 
   // Elements of a row that vectors may read: those past its end, too, if they are in memory.
   int64_t readable(const S* x, int64_t width) const {
@@ -322,6 +368,110 @@ private:
       for (int k = 0; k < n; ++k) s = A(s + A(rows[k][j]));
       sum[j] = s;
     }
+  }
+
+  // Windows of 2 x 2 and 3 x 3 with stride 1: along the row first, and then down in the same loop.
+  static bool is_small(const Problem& q) {
+    if (q.n_axes != 2) return false;
+    for (int a = 0; a < 2; ++a) {
+      const Axis& axis = q.axes[a];
+      if (!axis.regular() || axis.stride != 1 || axis.kernel != q.axes[0].kernel) return false;
+    }
+    return q.axes[0].step == 1 && (q.axes[0].kernel == 2 || q.axes[0].kernel == 3);
+  }
+
+  // Sums along the rows of a window wait in scratch: row r is ring(r).
+  A* ring(int64_t r) const { return r % 3 == 0 ? down_ : r % 3 == 1 ? pairs_ : sums_; }
+
+  void small(const Walk<Over::outputs>& walk, bool anew, int64_t outer, S* y) {
+    const Window w = window(walk.axis(0), walk.at(0));
+    const int64_t end = w.start + w.taps, kernel = walk.last().kernel, tap = walk.last().step * p_.lanes;
+    if (anew || w.start < from_ || w.start > to_) to_ = w.start;
+    const auto three = [tap](const S* x, int64_t j) __attribute__((always_inline)) {
+      return load(x + j) + load(x + j + tap) + load(x + j + 2 * tap);
+    };
+    const auto two = [tap](const S* x, int64_t j)
+                         __attribute__((always_inline)) { return load(x + j) + load(x + j + tap); };
+    for (from_ = w.start; to_ < end; ++to_) {
+      const S* x = padded_row(walk, to_, 0);
+      A *to = ring(to_), *above = ring(to_ + 2), *top = ring(to_ + 1);
+      if (w.taps == kernel && to_ + 1 == end) {
+        ++to_;
+        const auto at = [](const A* x, int64_t j)
+                            __attribute__((always_inline)) { return read<A, N>(x + j); };
+        if (kernel == 3)
+          return results(
+              [=](int64_t j) __attribute__((always_inline)) {
+                const An sum = three(x, j);
+                write(to + j, sum);
+                return at(top, j) + at(above, j) + sum;
+              },
+              outer, y);
+        return results(
+            [=](int64_t j) __attribute__((always_inline)) {
+              const An sum = two(x, j);
+              write(to + j, sum);
+              return at(above, j) + sum;
+            },
+            outer, y);
+      }
+      for (int64_t j = 0; j < (o1_ - o0_) * p_.lanes; j += N)
+        write(to + j, kernel == 3 ? three(x, j) : two(x, j));
+    }
+    results(
+        [&](int64_t j) __attribute__((always_inline)) {
+          An sum{};
+          for (int64_t r = w.start; r < end; ++r) sum += read<A, N>(ring(r) + j);
+          return sum;
+        },
+        outer, y);
+  }
+
+  // Windows of 2 x 2 with stride 2 that lie inside vertically.
+  static bool is_halving(const Problem& q) {
+    if (q.n_axes != 2) return false;
+    const Axis &rows = q.axes[0], &last = q.axes[1];
+    return rows.regular() && last.regular() && rows.kernel == 2 && last.kernel == 2 && last.stride == 2 &&
+           last.step == 1 && Pairs<A>(q.lanes).step;
+  }
+
+  void halve(const Walk<Over::outputs>& walk, int64_t outer, S* y) {
+    const Window w = window(walk.axis(0), walk.at(0));
+    const S *a = padded_row(walk, w.start, 0), *b = padded_row(walk, w.start + walk.axis(0).step, 1);
+    if constexpr (2 * sizeof(S) == sizeof(A))
+      if (p_.lanes == 1) {  // two neighbours are the halves of a word
+        const auto pairs = [](const S* x) __attribute__((always_inline)) {
+          constexpr int bits = 8 * sizeof(S);
+          const An words = read<A, N>(reinterpret_cast<const A*>(x));
+          if constexpr (is_signed)
+            return An((words << bits >> bits) + (words >> bits));
+          else
+            return An((words & A(std::numeric_limits<S>::max())) + (words >> bits));
+        };
+        return results([=](int64_t j) { return pairs(a + 2 * j) + pairs(b + 2 * j); }, outer, y);
+      }
+    results(
+        [=, this](int64_t j) __attribute__((always_inline)) {
+          return pair_(load(a + 2 * j) + load(b + 2 * j), load(a + 2 * j + N) + load(b + 2 * j + N));
+        },
+        outer, y, pair_.step);
+  }
+
+  // Row i of a plane with its padding, and two vectors behind it.
+  const S* padded_row(const Walk<Over::outputs>& walk, int64_t i, int k) const {
+    const Row row = walk.row(p_.x, &i, in_.from, in_.to);
+    const int64_t width = row.n * row.lanes;
+    const S* x = reinterpret_cast<const S*>(row.data);
+    const bool packed = row.packed(sizeof(S));
+    if (packed && lead_ == 0 && width >= whole_ && x + whole_ + 2 * N <= end_) return x;
+    S* to = buffers_[k];
+    __builtin_memset(to, 0, std::size_t(lead_) * sizeof(S));
+    if (packed)
+      __builtin_memcpy(to + lead_, x, std::size_t(width) * sizeof(S));
+    else
+      load_row<S, S>(row, to + lead_);
+    __builtin_memset(to + lead_ + width, 0, std::size_t(most(0, whole_ - lead_ - width)) * sizeof(S));
+    return to;
   }
 
   // From the sums of the columns to those of the windows, and to the results.
@@ -372,29 +522,11 @@ private:
     finish([=](int64_t j) { return at(from, j) + at(from, j + shift); });
   }
 
-  // Sums of two neighbouring positions each, for channels that are one word together.
   bool add_pairs(const A* x, int64_t n) {
-    const auto add = [&](auto word) {
-      using W = decltype(word);
-      constexpr int L = wide<W>;
-      using Words = Vec<W, L>;
-      for (int64_t j = 0; 2 * j < n; j += N) {
-        const Words a = reinterpret_cast<Words>(read<A, N>(x + 2 * j)),
-                    b = reinterpret_cast<Words>(read<A, N>(x + 2 * j + N));
-        write(pairs_ + j, reinterpret_cast<An>(evens(a, b)) + reinterpret_cast<An>(odds(a, b)));
-      }
-      return true;
-    };
-    switch (p_.lanes * int64_t(sizeof(A))) {
-    case 2:
-      if constexpr (sizeof(A) == 2) return add(std::uint16_t{});
-      break;
-    case 4:
-      return add(std::uint32_t{});
-    case 8:
-      return add(std::uint64_t{});
-    }
-    return false;
+    if (pair_.step == 0) return false;
+    for (int64_t j = 0; 2 * j < n; j += pair_.step)
+      write(pairs_ + j, pair_(read<A, N>(x + 2 * j), read<A, N>(x + 2 * j + N)));
+    return true;
   }
 
   // One long window.
@@ -424,7 +556,8 @@ private:
   }
 
   // Sums f(j) of vectors of outputs, divided, to y: runs of outputs that share a divisor.
-  template <class F> __attribute__((always_inline)) inline void results(F&& f, int64_t outer, S* y) const {
+  template <class F>
+  __attribute__((always_inline)) inline void results(F&& f, int64_t outer, S* y, int64_t step = N) {
     for (int64_t o = o0_, end; o < o1_; o = end) {
       int64_t by = p_.divisor;
       if (o == even_.lo) {
@@ -436,15 +569,19 @@ private:
         }
         if (!by) by = outer * part;
       }
-      quotients(f, by, (o - o0_) * p_.lanes, (end - o0_) * p_.lanes, y);
+      quotients(f, by, (o - o0_) * p_.lanes, (end - o0_) * p_.lanes, y, step);
     }
   }
 
   template <class F> __attribute__((always_inline)) inline void quotients(F&& f, int64_t by, int64_t from,
-                                                                          int64_t to, S* y) const {
+                                                                          int64_t to, S* y, int64_t step) {
     if (by == 0) by = 1;  // an empty window's sum is zero whatever it is divided by
-    const Divider<U> divide(by > 0 ? std::uint64_t(by) : 0 - std::uint64_t(by), largest_);
-    if (!divide.right) return one_by_one(f, by, from, to, y);
+    if (by != by_) {
+      divider_ = Divider<U>(by > 0 ? std::uint64_t(by) : 0 - std::uint64_t(by), largest_);
+      by_ = by;
+    }
+    const Divider<U> divide = divider_;
+    if (!divide.right) return one_by_one(f, by, from, to, y, step);
     using Un = Vec<U, N>;
     const bool negative = by < 0;
     const auto all = [&](auto shifts) __attribute__((always_inline)) {
@@ -463,11 +600,11 @@ private:
         }
       };
       int64_t j = from;
-      for (; j + N <= to; j += N) write(y + j, converted<Vec<S, N>>(quotient(j)));
-      if (j < to) {
+      for (; j + N <= to; j += step) write(y + j, converted<Vec<S, N>>(quotient(j)));
+      for (; j < to; j += step) {
         S some[N];
         write(some, converted<Vec<S, N>>(quotient(j)));
-        __builtin_memcpy(y + j, some, std::size_t(to - j) * sizeof(S));
+        __builtin_memcpy(y + j, some, std::size_t(least(step, to - j)) * sizeof(S));
       }
     };
     if (divide.shifts)
@@ -476,12 +613,12 @@ private:
       all(std::false_type{});
   }
 
-  template <class F>
-  __attribute__((noinline)) void one_by_one(F&& f, int64_t by, int64_t from, int64_t to, S* y) const {
-    for (int64_t j = from; j < to; j += N) {
+  template <class F> __attribute__((noinline)) void one_by_one(F&& f, int64_t by, int64_t from, int64_t to,
+                                                               S* y, int64_t step) const {
+    for (int64_t j = from; j < to; j += step) {
       A some[N];
       write(some, f(j));
-      for (int64_t k = 0; k < least(N, to - j); ++k) y[j + k] = S(int64_t(some[k]) / by);
+      for (int64_t k = 0; k < least(step, to - j); ++k) y[j + k] = S(int64_t(some[k]) / by);
     }
   }
 };
