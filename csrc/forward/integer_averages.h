@@ -152,19 +152,10 @@ private:
 
   static std::uint64_t least_unsigned(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
 
-  // Many channels are a row of their own: then all windows are vertical.
-  static constexpr int64_t many_channels = 2 * vector_bytes;
+  static constexpr int64_t many_channels = 2 * vector_bytes;  // which are a row of their own
 
   static Problem arranged(const Problem& p) {
-    Problem q = p;
-    if (p.lanes >= many_channels && p.n_axes < max_axes) {
-      const int n = q.n_axes++;
-      q.rows *= p.axes[n - 1].out;
-      q.axes[n] = single_axis(p.lanes);
-      q.x.pooled[n] = p.x.lane;
-      q.y.pooled[n] = p.y.lane;
-      q.lanes = 1;
-    }
+    Problem q = p.lanes >= many_channels && p.n_axes < max_axes ? channels_as_row(p) : p;
     const Axis& last = q.axes[q.n_axes - 1];
     const int64_t per_output =
         most(1, last.regular() ? last.stride : last.size / most(1, last.out)) * q.lanes;
