@@ -5,6 +5,7 @@
 //
 // Forward:   strips, tracks, long_max, longer_sums (common windows of stride 1), sliding (all of stride 1),
 //            small_planes (planes of short rows), direct (windows of 2 and 3), blocks (disjoint windows), channels_last,
+//            integers (averages of 8- and 16-bit integers),
 //            rows (any window: forward/general.h), side_by_side (any window of short rows, by one of the others)
 // Backward:  max_rows, max_channels_last, max_tiles, scatter (max and min), sum_rows (sums and averages), gather (any
 //            window: backward/general.h), side_by_side
@@ -32,6 +33,7 @@
 #include "forward/blocks.h"
 #include "forward/channels_last.h"
 #include "forward/direct.h"
+#include "forward/integer_averages.h"
 #include "forward/long_max.h"
 #include "forward/longer_sums.h"
 #include "forward/sliding.h"
@@ -169,6 +171,8 @@ template <class V, class S = V> Kernel sum_of(const Problem& p) {
 // floats are divided faster, and what is cut off from the quotient is the same. Those that become floats add up in
 // float64.
 template <class S> Kernel whole_sum(const Problem& p) {
+  if constexpr (sizeof(S) <= 2)
+    if (const Kernel found = integer_averages<S>(p); found.run) return found;
   if (p.y_type >= Dtype::f16) return NDPOOL_NAME(float64_, NDPOOL_ISA)(p);
   if (p.op == Op::sum) {
     const double largest = largest_sum(p);
@@ -212,8 +216,12 @@ Kernel NDPOOL_NAME(bytes_, NDPOOL_ISA)(const Problem& p) {
   const bool sums = p.op != Op::max && p.op != Op::min;
   if (p.x_type == Dtype::i8 && !sums) return pick_any<std::int8_t>(p);
   if (!sums) return pick_any<std::uint8_t>(p);
+  if (p.x_type == Dtype::u8)
+    if (const Kernel found = integer_averages<std::uint8_t>(p); found.run) return found;
+  if (p.x_type == Dtype::i8)
+    if (const Kernel found = integer_averages<std::int8_t>(p); found.run) return found;
   if (p.y_type < Dtype::f16 && p.op == Op::sum && largest_sum(p) <= 0x1p23)
-    return p.x_type == Dtype::u8 ? sum_of<float, std::uint8_t>(p) : sum_of<float, std::int32_t>(p);
+    return sum_of<float, std::int32_t>(p);
   return NDPOOL_NAME(integers_, NDPOOL_ISA)(p);
 }
 
@@ -234,8 +242,8 @@ Kernel NDPOOL_NAME(integers_, NDPOOL_ISA)(const Problem& p) {
     return sums ? whole_sum<std::int64_t>(p) : pick_any<std::int64_t>(p);
   case Dtype::u64:
     return sums ? whole_sum<std::uint64_t>(p) : pick_any<std::uint64_t>(p);
-  default:
-    return whole_sum<std::int8_t>(p);
+  default:  // bytes whose averages have been taken care of
+    return whole_sum<std::int64_t>(p);
   }
 }
 

@@ -101,6 +101,10 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
       wide = reinterpret_cast<Vec<std::uint8_t, held>>(_mm_cvtsi64_si128(std::bit_cast<std::int64_t>(v)));
     else
       __builtin_memcpy(&wide, &v, sizeof v);
+#if defined(__AVX512BW__)
+    if constexpr (from == 1 && to == 2)
+      return reinterpret_cast<To>(_mm512_cvtepu8_epi16(reinterpret_cast<__m256i>(wide)));
+#endif
 #if defined(__AVX512F__)
     if constexpr (from == 1 && to == 4)
       return reinterpret_cast<To>(_mm512_cvtepu8_epi32(reinterpret_cast<__m128i>(wide)));
@@ -112,12 +116,29 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
       return reinterpret_cast<To>(_mm512_cvtepu32_epi64(reinterpret_cast<__m256i>(wide)));
 #else
     const __m128i m = reinterpret_cast<__m128i>(wide);
+    if constexpr (from == 1 && to == 2) return reinterpret_cast<To>(_mm256_cvtepu8_epi16(m));
     if constexpr (from == 1 && to == 4) return reinterpret_cast<To>(_mm256_cvtepu8_epi32(m));
     if constexpr (from == 1 && to == 8) return reinterpret_cast<To>(_mm256_cvtepu8_epi64(m));
     if constexpr (from == 2 && to == 4) return reinterpret_cast<To>(_mm256_cvtepu16_epi32(m));
     if constexpr (from == 4 && to == 8) return reinterpret_cast<To>(_mm256_cvtepu32_epi64(m));
 #endif
   }
+#if defined(__AVX512BW__)
+  if constexpr (whole && std::is_signed_v<F> && from == 2 && to == 4 && sizeof v == 32)
+    return reinterpret_cast<To>(_mm512_cvtepi16_epi32(reinterpret_cast<__m256i>(v)));
+  if constexpr (whole && std::is_signed_v<F> && from == 1 && to == 4 && sizeof v == 16)
+    return reinterpret_cast<To>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(v)));
+  if constexpr (whole && from == 2 * to && to <= 2 && sizeof v == 64) {
+    // By way of a register: written to memory at once, it takes twice as long.
+    __m256i half;
+    if constexpr (to == 1)
+      half = _mm512_cvtepi16_epi8(reinterpret_cast<__m512i>(v));
+    else
+      half = _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(v));
+    asm("" : "+v"(half));
+    return reinterpret_cast<To>(half);
+  }
+#endif
 #if defined(__AVX512VL__)
   if constexpr (whole && to == 1 && from >= 4 && (sizeof v == 64 || sizeof v == 32)) {
     __m128i bytes;
@@ -138,6 +159,36 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
 #endif
 #endif
   return __builtin_convertvector(v, To);
+}
+
+// The upper halves of the products with a number.
+template <class V> __attribute__((always_inline)) inline V multiplied_high(V v, Element<V> by) {
+  using U = Element<V>;
+  static_assert(std::is_unsigned_v<U> && sizeof(U) <= 4);
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64 && sizeof(U) == 2)
+    return reinterpret_cast<V>(
+        _mm512_mulhi_epu16(reinterpret_cast<__m512i>(v), _mm512_set1_epi16(std::int16_t(by))));
+  if constexpr (sizeof(V) == 64 && sizeof(U) == 4) {
+    const __m512i m = _mm512_set1_epi32(std::int32_t(by)), x = reinterpret_cast<__m512i>(v);
+    const __m512i even = _mm512_srli_epi64(_mm512_mul_epu32(x, m), 32),
+                  odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), m);
+    return reinterpret_cast<V>(_mm512_mask_blend_epi32(0xaaaa, even, odd));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32 && sizeof(U) == 2)
+    return reinterpret_cast<V>(
+        _mm256_mulhi_epu16(reinterpret_cast<__m256i>(v), _mm256_set1_epi16(std::int16_t(by))));
+  if constexpr (sizeof(V) == 32 && sizeof(U) == 4) {
+    const __m256i m = _mm256_set1_epi32(std::int32_t(by)), x = reinterpret_cast<__m256i>(v);
+    const __m256i even = _mm256_srli_epi64(_mm256_mul_epu32(x, m), 32),
+                  odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), m);
+    return reinterpret_cast<V>(_mm256_blend_epi32(even, odd, 0xaa));
+  }
+#endif
+  using Twice = Vec<typename UnsignedOf<2 * sizeof(U)>::type, length_of<V>>;
+  return __builtin_convertvector(__builtin_convertvector(v, Twice) * by >> 8 * sizeof(U), V);
 }
 
 // N elements from storage, in the compute type.
@@ -309,6 +360,27 @@ template <class V> inline V packed([[maybe_unused]] V v, [[maybe_unused]] std::u
     return reinterpret_cast<V>(_mm512_maskz_compress_epi64(__mmask8(bits), reinterpret_cast<__m512i>(v)));
 #else
   return v;
+#endif
+}
+
+// Whether any elements of two vectors, in any order, are one instruction.
+#if defined(__AVX512BW__)
+template <class T> constexpr bool permutes = sizeof(T) == 2 || sizeof(T) == 4;
+#else
+template <class T> constexpr bool permutes = false;
+#endif
+
+// The elements of the two together that an index names.
+template <class V, class I> inline V permuted(V a, [[maybe_unused]] V b, [[maybe_unused]] I index) {
+#if defined(__AVX512BW__)
+  const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b),
+                i = reinterpret_cast<__m512i>(index);
+  if constexpr (sizeof(Element<V>) == 2)
+    return reinterpret_cast<V>(_mm512_permutex2var_epi16(x, i, y));
+  else
+    return reinterpret_cast<V>(_mm512_permutex2var_epi32(x, i, y));
+#else
+  return a;
 #endif
 }
 

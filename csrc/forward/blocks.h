@@ -227,11 +227,14 @@ private:
       const Rows rows = this->rows();
       const int64_t first = walk_.tile_begin(), n = walk_.tile_end() - first;
       const Span in = touched(walk_.last(), first, first + n);
-      // Sums of a single row are added up where it lies.
+      // A single row stays where it lies.
       const V* folded = folded_;
       bool nan = false;
-      if constexpr (!R::picks && std::is_same_v<S, V>)
-        if (rows.count() == 1 && !whole && rows.x + in.to + N <= end_) folded = rows.x + in.from;
+      if constexpr (!coded && std::is_same_v<S, V>)
+        if (rows.count() == 1 && !whole && rows.x + in.to + N <= end_) {
+          folded = rows.x + in.from;
+          if constexpr (can_be_nan) nan = may_hold_nan(folded, in.to - in.from);
+        }
       if (rows.count() && folded == folded_) nan = fold(rows, rows.x + in.from, in.to - in.from, folded_);
       char* y = walk_.row(p_.y, first, first + n).data;
       char* extra = coded ? walk_.row(p_.extra_array, first, first + n).data : nullptr;

@@ -85,8 +85,15 @@ template <class R, class S, bool coded> struct ChannelsLast {
 
 private:
   static constexpr bool can_be_nan = R::picks && is_real<V>;
-  static constexpr int64_t most_lanes = 4096;  // at a time: what is found so far stays in L1
-  static constexpr int calm_positions = 32;    // done the exact way after a NaN was met
+  static constexpr int64_t most_lanes =
+      16 * 1024 / sizeof(V) * (coded ? 1 : 2);  // at a time: what is found so far stays near
+  static constexpr int calm_positions = 32;     // done the exact way after a NaN was met
+
+  // Windows that share nothing come from memory, not from a cache.
+  static bool disjoint(const Problem& p) {
+    const Axis& last = p.axes[p.n_axes - 1];
+    return !last.regular() || last.stride >= last.kernel;
+  }
 
   // What lasts from one position to the next: room for results that do not fit into registers, and positions that
   // are done the exact way.
@@ -135,6 +142,8 @@ private:
                        char* y, char* extra, V by, Kept& kept) {
     const int64_t rows = outer.slabs * outer.rows;
     if constexpr (!R::picks) {
+      if (rows == 1 && outer.lanes > 4 * N && (taps >= long_sum || (taps > 1 && disjoint(p))))
+        return streamed_sums(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
       if ((rows > 3 && taps > 1) || (rows > 0 && taps >= long_sum))
         return summed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
       in_registers<true>(p, outer, x, taps, step, y, extra, by);
@@ -208,6 +217,65 @@ private:
     }
   }
 
+  // Taps that are read at a time: those that share a page of memory are better read one by one.
+  static constexpr int few = 4;
+  static int taps_at_a_time(int64_t step) { return step > -4096 && step < 4096 ? 1 : few; }
+  template <class F> static void with_count(int64_t n, F&& f) {
+    if (n == 1) return f(std::integral_constant<int, 1>{});
+    if (n == 2) return f(std::integral_constant<int, 2>{});
+    if (n == 3) return f(std::integral_constant<int, 3>{});
+    f(std::integral_constant<int, few>{});
+  }
+
+  // Sums of a single row as they lie in memory; the sums so far wait in a near cache. Those of long rows are interleaved.
+  static void streamed_sums(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
+                            S* y, V by, V* sums) {
+    const int64_t parts = taps < long_sum ? 1 : interleaved, at_a_time = taps_at_a_time(parts * step);
+    const int64_t share = least(most_lanes, most(N, lanes_kept(p) / parts / N * N));
+    for (int64_t c = 0; c < outer.lanes; c += share) {
+      const int64_t n = least(share, outer.lanes - c), first = n < N ? outer.lanes - N : c;
+      const int64_t vectors = ceil_div(n, N),
+                    rest = most(n, N) - N;  // the last one may overlap its neighbour
+      const auto finish = [&](int64_t v, Vn sum) __attribute__((always_inline)) {
+        if (p.divide) sum /= by;
+        write_as<N, false, S, V>(y + first + least(v * N, rest), sum);
+      };
+      // Taps t, t + parts, ... of one part.
+      const auto add = [&](int64_t t, bool last) {
+        with_count(least(at_a_time, ceil_div(taps - t, parts)), [&](auto count) {
+          const char* const from = x + t * step + first * int64_t(sizeof(S));
+          V* const to = sums + t % parts * vectors * N;
+          const auto sum_at = [=](int64_t j) __attribute__((always_inline)) {
+            const S* at = reinterpret_cast<const S*>(from) + least(j, rest);
+            Vn sum = t < parts ? read_as<V, N>(at) : read<V, N>(to + j) + read_as<V, N>(at);
+            for (int k = 1; k < count; ++k) {
+              at = reinterpret_cast<const S*>(reinterpret_cast<const char*>(at) + parts * step);
+              sum += read_as<V, N>(at);
+            }
+            return sum;
+          };
+          if (last)
+            for (int64_t v = 0; v < vectors; ++v) finish(v, sum_at(v * N));
+          else
+            for (int64_t j = 0; j < vectors * N; j += N) write(to + j, sum_at(j));
+        });
+      };
+      if (parts == 1) {
+        for (int64_t t = 0; t < taps; t += at_a_time) add(t, t + at_a_time >= taps);
+        continue;
+      }
+      for (int64_t q = 0; q < parts; ++q)
+        for (int64_t t = q; t < taps; t += at_a_time * parts) add(t, false);
+      for (int64_t v = 0; v < vectors; ++v) {
+        Vn all[interleaved];
+        for (int q = 0; q < interleaved; ++q) all[q] = read<V, N>(sums + (q * vectors + v) * N);
+        for (int m = interleaved / 2; m > 0; m /= 2)
+          for (int q = 0; q < m; ++q) all[q] += all[q + m];
+        finish(v, all[0]);
+      }
+    }
+  }
+
   // How many lanes are summed at a time: as many for every window, whole or cut off.
   static int64_t lanes_summed(const Problem& p) {
     constexpr int64_t near = 128 * 1024 / sizeof(V);
@@ -215,9 +283,58 @@ private:
     return least(ceil_div(p.lanes, N), most(8, near / taps / N)) * N;
   }
 
-  // All lanes of a tap before the next tap, as they lie in memory; the best so far wait in L1.
+  // A few taps of all lanes before the next ones, as they lie in memory; the best so far wait in a near cache.
   static bool streamed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
                        char* y, char* extra, const Kept& kept) {
+    if constexpr (coded) return streamed_codes(p, outer, x, taps, step, y, extra, kept);
+    Vn poison[2] = {};
+    const S* from[few];
+    int n = 0;
+    const int64_t all = outer.slabs * outer.rows * taps, at_a_time = taps_at_a_time(step);
+    int64_t done = 0;
+    const auto add = [&](bool first, bool last) {
+      with_count(n, [&](auto count) {
+        const auto one = [&](int64_t at, Vn& sum) __attribute__((always_inline)) {
+          Vn best = read_as<V, N>(from[0] + at);
+          if constexpr (can_be_nan) sum += best;
+          for (int k = 1; k < count; ++k) {
+            const Vn v = read_as<V, N>(from[k] + at);
+            if constexpr (can_be_nan) sum += v;
+            best = R::beats(v, best) ? v : best;
+          }
+          if (!first) {
+            const Vn before = read<V, N>(kept.values + at);
+            best = R::beats(best, before) ? best : before;
+          }
+          if (last)
+            write_as<N, true, S, V>(reinterpret_cast<S*>(y) + at, best);
+          else
+            write(kept.values + at, best);
+        };
+        int64_t c = 0;
+        for (; c + 2 * N <= outer.lanes; c += 2 * N) {
+          one(c, poison[0]);
+          one(c + N, poison[1]);
+        }
+        // The last ones may be done twice, where that changes nothing.
+        for (; c < outer.lanes; c += N) one(least(c, outer.lanes - N), poison[0]);
+      });
+      n = 0;
+    };
+    for (int64_t s = 0; s < outer.slabs; ++s)
+      for (int64_t r = 0; r < outer.rows; ++r)
+        for (int64_t t = 0; t < taps; ++t) {
+          from[n++] = reinterpret_cast<const S*>(x + s * outer.slab_step + r * outer.row_step + t * step);
+          ++done;
+          if (n == at_a_time || done == all) add(done == n, done == all);
+        }
+    if constexpr (can_be_nan) return !nan_in(poison[0] + poison[1]);
+    return true;
+  }
+
+  // All lanes of a tap before the next tap, as they lie in memory; the best so far wait in L1.
+  static bool streamed_codes(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
+                             char* y, char* extra, const Kept& kept) {
     Vn poison[2] = {};
     const auto add = [&](const S* from, C tap_code, bool first, bool last) __attribute__((always_inline)) {
       const auto one = [&](int64_t at, Vn& sum) __attribute__((always_inline)) {

@@ -139,6 +139,18 @@ inline void set_tiles(Problem& p, int64_t bytes_per_output, int64_t extent) {
   p.units = p.planes * p.tiles * p.rows;
 }
 
+// Channels as a row of their own: all windows are vertical then.
+inline Problem channels_as_row(const Problem& p) {
+  Problem q = p;
+  const int n = q.n_axes++;
+  q.rows *= p.axes[n - 1].out;
+  q.axes[n] = single_axis(p.lanes);
+  q.x.pooled[n] = p.x.lane;
+  q.y.pooled[n] = p.y.lane;
+  q.lanes = 1;
+  return q;
+}
+
 // The general engine, for any window, layout and type: the rows of a window are folded down into one, in the order of
 // the plane, then that row is folded into its outputs. A row and what is made of it stay in L1 and L2.
 template <class R, bool coded> struct Rows {

@@ -107,6 +107,8 @@ void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64
 template <class R, bool exact = true, class Vx>
 __attribute__((always_inline)) inline typename R::V by_halves(Vx v) {
   constexpr int n = length_of<Vx>;
+  if constexpr (n >= 64) v = merged<R, exact>(shifted<n >= 64 ? 32 : 0>(v, v), v);
+  if constexpr (n >= 32) v = merged<R, exact>(shifted<n >= 32 ? 16 : 0>(v, v), v);
   if constexpr (n >= 16) v = merged<R, exact>(shifted<n >= 16 ? 8 : 0>(v, v), v);
   if constexpr (n >= 8) v = merged<R, exact>(shifted<n >= 8 ? 4 : 0>(v, v), v);
   if constexpr (n >= 4) v = merged<R, exact>(shifted<n >= 4 ? 2 : 0>(v, v), v);
@@ -154,9 +156,40 @@ void blocks_alone(const typename R::V* x, typename R::V (&dst)[Blocks]) {
   }
 }
 
+// The best of at least a vector of elements, in any order: four vectors in turn, the last of which may overlap.
+template <class R, bool exact> typename R::V best_alone(const typename R::V* x, int64_t taps) {
+  using V = typename R::V;
+  constexpr int N = wide<V>, together = 4;
+  using Vn = Vec<V, N>;
+  Vn best[together], all[together] = {};
+  for (Vn& b : best) b = read<V, N>(x);
+  int64_t t = 0;
+  const auto add = [&](int64_t at, int k) __attribute__((always_inline)) {
+    const Vn v = read<V, N>(x + at);
+    best[k] = merged<R, false>(v, best[k]);
+    if constexpr (exact && is_real<V>) all[k] += v;
+  };
+  for (; t + together * N <= taps; t += together * N)
+    for (int k = 0; k < together; ++k) add(t + k * N, k);
+  for (; t + N <= taps; t += N) add(t, 0);
+  if (t < taps) add(taps - N, 1);
+  if constexpr (exact && is_real<V>) {
+    const Vn sum = all[0] + all[1] + (all[2] + all[3]);
+    if (any(sum != sum)) {  // a NaN, or opposite infinities
+      V value = R::init();
+      for (int64_t k = 0; k < taps; ++k) value = R::merge(x[k], value);
+      return value;
+    }
+  }
+  const Vn two = merged<R, false>(best[1], best[0]), more = merged<R, false>(best[3], best[2]);
+  return by_halves<R, false>(merged<R, false>(more, two));
+}
+
 // One window of `taps` neighbouring elements, behind which a vector may read.
 template <class R, bool exact = true> typename R::V window_alone(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
+  if constexpr (R::picks)
+    if (taps >= wide<V>) return best_alone<R, exact>(x, taps);
   constexpr int together = interleaved / wide<V> >= 4 ? 1 : 4;  // of few registers none is left for more
   const auto part = [](const V* x, int64_t taps) {
     if (taps >= long_sum) return block_alone<R, exact>(x, taps);

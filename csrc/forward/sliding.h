@@ -53,9 +53,12 @@ template <class R, bool coded> struct Sliding {
       if (lanes > N && whole * lanes > row_elements)
         lanes = most(N, least(lanes, row_elements / whole) / N * N);
       chunks = ceil_div(p.lanes, lanes);
-      width = whole * lanes <= row_elements
+      // Tall windows have narrow tiles, so that what one tile shares with the next is not most of it.
+      const int64_t wide_row =
+          span(cols) ? row_elements : least(row_elements, most(64 * N, tile_elements / (4 * span(rows) + 1)));
+      width = whole * lanes <= wide_row
                   ? cols.out
-                  : least(cols.out, most(row_elements / lanes, 2 * span(cols)) - span(cols));
+                  : least(cols.out, most(wide_row / lanes, 2 * span(cols)) - span(cols));
       width = most(1, width);
       tiles = ceil_div(cols.out, width);
       pitch_most = (width + span(cols)) * lanes;
@@ -73,8 +76,14 @@ template <class R, bool coded> struct Sliding {
 
   static constexpr int64_t slack = 2 * broad * N;
 
+  // Channels that fill a vector, along the rows of a window that are many: they lie as the rows of a plane do.
+  static bool arranges(const Problem& p) {
+    return !coded && p.n_axes == 1 && p.lanes >= 4 * N &&
+           (p.axes[0].out + span(p.axes[0])) * p.lanes > row_elements;
+  }
+
   static void prepare(Problem& p) {
-    const Cut cut(p);
+    const Cut cut(arranges(p) ? channels_as_row(p) : p);
     p.tile = cut.width;
     p.units = ceil_div(p.planes, cut.group) * cut.chunks * cut.tiles * cut.tall;
     const int64_t tile = cut.in_rows * most(N, cut.pitch_most) + cut.pitch_most + slack;
@@ -95,11 +104,17 @@ template <class R, bool coded> struct Sliding {
   };
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    if (!arranges(p)) return tiles(p, begin, end, memory);
+    const Problem q = channels_as_row(p);
+    tiles(q, begin, end, memory);
+  }
+
+private:
+  static void tiles(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Sliding work(p, memory);
     for (int64_t unit = begin; unit < end; ++unit) work.tile(unit);
   }
 
-private:
   const Problem& p_;
   const Cut cut_;
   const Input<V> input_;
@@ -632,12 +647,23 @@ private:
   bool shares(const Tile& t) const {
     if (!p_.divide) return true;
     for (int64_t r = t.r0; r < t.r1; ++r) outer_[r - t.r0] = p_.divisor ? V(1) : V(share(cut_.rows, r));
+    const Axis& cols = cut_.cols;
+    const auto set = [&](int64_t from, int64_t to, int64_t n) {
+      fill(by_ + (from - t.c0) * t.lanes, (to - from) * t.lanes, V(n));
+    };
+    // Windows that lie inside share a divisor; the others are looked at one by one.
+    const Range whole = cols.kernel == cols.uncropped ? interior(cols, t.c0, t.c1) : Range{t.c1, t.c1};
+    if (p_.divisor || (whole.lo == t.c0 && whole.hi == t.c1)) {
+      by_[0] = V(p_.divisor ? p_.divisor : cols.uncropped);
+      return true;
+    }
     bool even = true;
     int64_t before = -1;
-    for (int64_t o = t.c0; o < t.c1; ++o) {
-      const int64_t n = p_.divisor ? p_.divisor : share(cut_.cols, o);
-      for (int64_t c = 0; c < t.lanes; ++c) by_[(o - t.c0) * t.lanes + c] = V(n);
-      even &= before < 0 || n == before || p_.divisor;
+    for (int64_t o = t.c0, end; o < t.c1; o = end) {
+      end = o == whole.lo ? whole.hi : o + 1;
+      const int64_t n = share(cols, o);
+      set(o, end, n);
+      even &= before < 0 || n == before;
       before = n;
     }
     return even;
