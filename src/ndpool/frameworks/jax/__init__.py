@@ -80,6 +80,7 @@ def run(call: Call, x: Array) -> Any:
         0 if reduction.has_index else call.divisor,
         0.0 if reduction.has_index else call.norm,
         native.enabled,
+        native.fused,
     )
     _note(x, "forward")
     return _pool(x, pooling, result, how.magnitudes)
