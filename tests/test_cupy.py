@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -266,6 +267,15 @@ def test_repeated_calls_without_memory_are_made_by_pytorch(cupy, repeated, monke
     for _ in range(2):
         assert_exact(back(ndpool.max_pool2d(ndarray(x), 2)), ndpool.max_pool2d(x, 2))
     assert not repeated[1].started
+
+
+def test_repeated_calls_keep_the_strides_of_axes_of_size_1(cupy):
+    """Flags call (2, 4, 1, 1) packed, whatever the last two strides are."""
+    adapter = import_module("ndpool.adapters.cupy")
+    channels_last = np.empty((2, 1, 1, 4), np.float32).transpose(0, 3, 1, 2)
+    for like in (channels_last, np.empty((2, 4, 1, 1), np.float32)):
+        got = adapter._new(ndarray(like))()
+        assert (got.shape, got.strides, got.dtype) == (like.shape, like.strides, like.dtype)
 
 
 def test_out_and_dtype(cupy):

@@ -201,7 +201,8 @@ def _repeated(steps: Any, result: Any) -> Callable[[Any], Any] | None:
 def _new(like: Any) -> Callable[[], Any]:
     """What allocates an array of this shape, dtype and memory layout."""
     shape, dtype, strides, size = like.shape, like.dtype, like.strides, like.nbytes
-    if like.flags.c_contiguous:
+    packed = tuple(like.itemsize * prod(shape[a + 1 :]) for a in range(len(shape)))
+    if strides == packed:  # flags do not look at the strides of axes of size 1
         return lambda: cupy.ndarray(shape, dtype)
     return lambda: cupy.ndarray(shape, dtype, cupy.cuda.alloc(size), strides)
 

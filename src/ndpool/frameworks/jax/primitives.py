@@ -9,6 +9,7 @@ axis changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -186,7 +187,7 @@ def _sum_backward_lax(grad: Array, how: Pooling, fused: bool = True) -> list[Arr
     wide = grad.astype(windows.accumulator(grad.dtype, grad.dtype))
     if how.reduction == "avg":
         wide = windows.divided(wide, plan, axes, how.divisor)
-    if fused and slices.fits_backward(plan):
+    if fused and slices.fits_backward(plan) and not slices.reduces_as_well(plan):
         return [slices.sum_backward(wide, plan, axes).astype(grad.dtype)]
     return [windows.sums(wide, plan.transposed(), axes).astype(grad.dtype)]
 
@@ -266,12 +267,23 @@ def _jitted(primitive: Any, how: Any) -> Any:
     return jax.jit(lambda *args: primitive.bind(*args, how=how))
 
 
+def freely() -> AbstractContextManager[Any]:
+    """JAX's usual rules for operands of different dtypes and ranks, whatever the caller has set."""
+    config: Any = jax.config
+    if (config.jax_numpy_dtype_promotion, config.jax_numpy_rank_promotion) == ("standard", "allow"):
+        return nullcontext()
+    rules = ExitStack()
+    rules.enter_context(jax.numpy_dtype_promotion("standard"))
+    rules.enter_context(jax.numpy_rank_promotion("allow"))
+    return rules
+
+
 def _lowering(function: Callable[..., Any]) -> Callable[..., Any]:
     """The rule that lowers a primitive to this function, which may use 64-bit types in any case."""
     rule = mlir.lower_fun(lambda *args, how: function(*args, how), multiple_results=True)
 
     def lower(ctx: Any, *args: Any, how: Any) -> Any:
-        with _enable_x64(True):
+        with _enable_x64(True), freely():
             return rule(ctx, *args, how=how)
 
     return lower

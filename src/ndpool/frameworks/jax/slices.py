@@ -18,6 +18,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from ndpool._plan import AxisPlan, Plan
+from ndpool.frameworks.jax import windows
 
 _AT_ONCE = 27  # slices of one chain over all axes
 _ALONG_ONE = 16  # slices of a chain along one axis
@@ -36,6 +37,12 @@ def fits_backward(plan: Plan) -> bool:
         axis.regular and (axis.step == 1 or axis.kernel == 1) and _overlap(axis) <= _ALONG_ONE
         for axis in plan.axes
     )
+
+
+def reduces_as_well(plan: Plan) -> bool:
+    """Whether the sums of gradients are one regular reduction of few taps, for which XLA has its own kernel."""
+    small = prod(axis.kernel for axis in plan.axes) <= windows.AT_ONCE
+    return small and all(axis.stride == 1 for axis in plan.axes)
 
 
 def extremes_with_offsets(
@@ -70,15 +77,21 @@ def _best(x: Array, code: Any, width: int, group: Pairs, nothing: Any, least: bo
         first = _where_first(leads, tap, group, x.ndim)
         if best is None:
             best = element
-            found = mine if first is True else jnp.where(first, mine, np.int32(prod(kernels) * width))
+            none = np.int32(prod(kernels) * width)
+            found = mine if first is True else _select(first, mine, none, element.shape)
             continue
-        better = element < best if least else element > best
+        better = lax.lt(element, best) if least else lax.gt(element, best)
         if jnp.issubdtype(x.dtype, jnp.floating):
-            better |= element != element
-        if first is not False:
-            better |= first  # whatever padding was before it
-        best, found = jnp.where(better, element, best), jnp.where(better, mine, found)
+            better = lax.bitwise_or(better, lax.ne(element, element))
+        if first is not False:  # whatever padding was before it
+            better = lax.bitwise_or(better, jnp.broadcast_to(first, better.shape))
+        best, found = lax.select(better, element, best), lax.select(better, mine, found)
     return best, found
+
+
+def _select(mask: Any, yes: Any, no: Any, shape: Sequence[int]) -> Array:
+    """One of two arrays of one dtype, or numbers, by `lax` alone: `jnp.where` would be a program of its own."""
+    return lax.select(*(jnp.broadcast_to(value, shape) for value in (mask, yes, no)))
 
 
 def _leads(axis: AxisPlan) -> NDArray[np.int64]:
@@ -137,7 +150,8 @@ def max_backward(wide: Array, offsets: Array, plan: Plan, axes: Sequence[int]) -
     groups = [pairs] if prod(_overlap(axis) for axis in plan.axes) <= _AT_ONCE else [[p] for p in pairs]
     for group in groups:
         width //= prod(axis.tap_range()[1] for axis, _ in group)
-        tap, rest = (code, None) if width == 1 else (lax.div(code, np.int32(width)), code % width)
+        by = np.int32(width)
+        tap, rest = (code, None) if width == 1 else (lax.div(code, by), lax.rem(code, by))
         wide, code = _gathered(wide, tap, rest, group)
         if rest is not None:
             wide, code = lax.optimization_barrier((wide, code))
@@ -176,22 +190,20 @@ def _gathered(wide: Array, tap: Any, rest: Any, group: Pairs) -> tuple[Array, An
     kernels = [axis.tap_range()[1] for axis, _ in group]
     total: Any = None
     code: Any = None
-    for before in product(
-        *(range(-(-kernel // block)) for kernel, block in zip(kernels, blocks, strict=True))
-    ):
+    for before in product(*(range(_overlap(axis)) for axis, _ in group)):
         own, inside = _taps_of_blocks(before, blocks, kernels, group, wide.ndim)
         grad = _shifted(wide, before, blocks, group, 0)
+        shape = np.broadcast_shapes(grad.shape, own.shape)
+        hit: Any = inside
         if tap is not None:
-            # -1 is no tap.
-            hit: Any = _shifted(tap, before, blocks, group, -1) == own
-            hit = hit if inside is True else hit & inside
-            if rest is not None:
-                left = jnp.where(hit, _shifted(rest, before, blocks, group, 0), -1)
-                code = left if code is None else jnp.maximum(code, left)
-        else:
-            hit = inside
-        share = grad if hit is True else jnp.where(hit, grad, np.zeros((), wide.dtype))
-        total = share if total is None else total + share
+            taken = _shifted(tap, before, blocks, group, -1)  # -1 is no tap
+            hit = lax.eq(jnp.broadcast_to(taken, shape), jnp.broadcast_to(own, shape))
+            hit = hit if inside is True else lax.bitwise_and(hit, jnp.broadcast_to(inside, shape))
+        share = grad if hit is True else _select(hit, grad, np.zeros((), wide.dtype), shape)
+        total = share if total is None else lax.add(*jnp.broadcast_arrays(total, share))
+        if rest is not None:
+            left = _select(hit, _shifted(rest, before, blocks, group, 0), np.int32(-1), shape)
+            code = left if code is None else lax.max(code, left)
     return _from_blocks(total, blocks, group), None if code is None else _from_blocks(code, blocks, group)
 
 

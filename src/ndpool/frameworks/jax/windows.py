@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ndpool._plan import AxisPlan, Plan, positions
 
-_AT_ONCE = 16  # taps of a window that is reduced along all of its axes in one step
+AT_ONCE = 16  # taps of a window that is reduced along all of its axes in one step
 _SLICES = 16  # taps of windows that are slices of the input; with more they are gathered
 
 
@@ -244,7 +244,7 @@ def _reduced(x: Array, plan: Plan, axes: Sequence[int], combine: Any, identity: 
     tables: list[tuple[AxisPlan, int]] = []
     for axis, a in zip(plan.axes, axes, strict=True):
         (regular if axis.regular else tables).append((axis, a))
-    if prod(axis.tap_range()[1] for axis, _ in regular) <= _AT_ONCE:
+    if prod(axis.tap_range()[1] for axis, _ in regular) <= AT_ONCE:
         x = _sliding(x, regular, combine, identity)
     else:
         for pair in regular:
