@@ -29,6 +29,7 @@ import ndpool
 from ndpool._bench.cases import Case, select
 from ndpool._bench.peers import Jax, JaxChannelsLast
 
+FORMAT = "ndpool jax 1"
 GROUPS = ("max 2x2 s2", "max 3x3 s2", "max 3x3 s1", "max 7x7 s1", "avg 2x2 s2", "avg 3x3 s1", "avg k x k s1")
 KERNELS = (2, 3, 7)
 
@@ -129,7 +130,9 @@ def main() -> None:
         about |= {"batch": options.batch, "calls": options.calls}
         if device.platform == "cpu":
             about["threads"] = ndpool.get_num_threads()
-        options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps({"format": FORMAT, "about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -323,7 +323,7 @@ def test_gradients_on_gpus_are_elementwise_operations(pool):
 
 
 def test_small_windows_as_on_gpus():
-    """Windows of other devices, run here: any stride, padding and dilation, NaN, ties and nothing but -inf."""
+    """What other devices run, on the CPU: strides, padding, dilation, NaN, ties and nothing but -inf."""
     rng = np.random.default_rng(7)
     for _ in range(25):
         n = int(rng.integers(1, 4))

@@ -40,7 +40,7 @@ def fits_backward(plan: Plan) -> bool:
 
 
 def reduces_as_well(plan: Plan) -> bool:
-    """Whether the sums of gradients are one regular reduction of few taps, for which XLA has its own kernel."""
+    """Whether sums of gradients are one regular reduction of few taps, for which XLA has a kernel."""
     small = prod(axis.kernel for axis in plan.axes) <= windows.AT_ONCE
     return small and all(axis.stride == 1 for axis in plan.axes)
 
@@ -90,7 +90,7 @@ def _best(x: Array, code: Any, width: int, group: Pairs, nothing: Any, least: bo
 
 
 def _select(mask: Any, yes: Any, no: Any, shape: Sequence[int]) -> Array:
-    """One of two arrays of one dtype, or numbers, by `lax` alone: `jnp.where` would be a program of its own."""
+    """One of two arrays or numbers, by `lax` alone: `jnp.where` would be a program of its own."""
     return lax.select(*(jnp.broadcast_to(value, shape) for value in (mask, yes, no)))
 
 
