@@ -26,6 +26,7 @@ from cupyx.scipy import ndimage
 
 import ndpool
 
+FORMAT = "ndpool cupy 1"
 ROUNDS = 15
 # Small enough that the host is what takes time.
 CALLS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
@@ -147,7 +148,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     path = parser.parse_args().json
     random.seed(0)
-    document: dict[str, Any] = {"device": torch.cuda.get_device_name(), "versions": installed()}
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "device": torch.cuda.get_device_name(),
+        "versions": installed(),
+    }
     streams = {"null": cupy.cuda.Stream.null, "own": cupy.cuda.Stream(non_blocking=True)}
     print(document)
     document["overhead"] = []

@@ -1,6 +1,6 @@
 """Writes the tables and charts of the documentation from the files in ``benchmarks/results``.
 
-``results/NAME.json`` comes from ``ndpool bench --json`` or ``torch_models.py --json``. Its table goes between
+``results/NAME.json`` comes from ``ndpool bench --json`` or from a script beside this one with ``--json``. Its table goes between
 ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` in every page that has these marks; its chart, if any, goes to
 ``results/NAME.svg``. ``bench:summary`` is the README's table, a few rows of all results, with the chart
 ``docs/assets/speed.svg``. With ``--check`` nothing is written; the exit code is 1 if a file is out of date.
@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 REPORTS: dict[str, Any] = {runner.FORMAT: report, cuda.FORMAT: cuda_report}
 X = "\N{MULTIPLICATION SIGN}"
 
-MODELS = "ndpool models 1"  # as torch_models.py writes them
+# As torch_models.py, jax_speed.py and cupy_speed.py write them.
+MODELS, JAX, CUPY = "ndpool models 1", "ndpool jax 1", "ndpool cupy 1"
 
 # The README's table: whole models, then classes of single calls, with the largest and the smallest speedups.
 SUMMARY_MODELS = {
@@ -80,6 +81,33 @@ def models_machine(document: dict[str, Any]) -> str:
     return f"{document['processor']}, {threads['torch']} threads" if threads else str(document["processor"])
 
 
+def jax_table(document: dict[str, Any]) -> str:
+    """The table of JAX: milliseconds next to `lax.reduce_window`."""
+    lines = ["| window | case | mode | `lax.reduce_window` | ndpool | speedup |", "|---" * 6 + "|"]
+    for row in document["rows"]:
+        times = f"{row['reduce_window']:.3f} ms | {row['ndpool']:.3f} ms | {row['times']:.2f}"
+        lines.append(f"| {row['group']} | {row['case']} | {row['mode']} | {times} |")
+    about = document["about"]
+    how = f"batches times {about['batch']}, {about['calls']} calls at a time"
+    return "\n".join([*lines, "", f"{about['device']}, JAX {about['jax']}, {how}"])
+
+
+def cupy_table(document: dict[str, Any]) -> str:
+    """The tables of CuPy: host time next to tensors, and time next to filters."""
+    lines = ["| host time of a call | stream | tensor | CuPy array |", "|---" * 4 + "|"]
+    for row in document["overhead"]:
+        cells = (f"`{row['call']}`", row["stream"], *(f"{row[key]:.1f} us" for key in ("tensor", "array")))
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "| filter | shape | cupyx.scipy.ndimage | ndpool | speedup |", "|---" * 5 + "|"]
+    for row in document["filters"]:
+        name = f"{row['reduce']} {row['kernel']}x{row['kernel']} stride {row['stride']}"
+        shape, ratio = "x".join(map(str, row["shape"])), row["cupyx"] / row["ndpool"]
+        lines.append(f"| {name} | {shape} | {row['cupyx']:.0f} us | {row['ndpool']:.0f} us | {ratio:.1f} |")
+    named = {"torch": "PyTorch", "triton": "Triton"}
+    versions = (f"{named.get(key, key)} {version}" for key, version in document["versions"].items())
+    return "\n".join([*lines, "", f"{document['device']}, {', '.join(versions)}"])
+
+
 def summary(documents: dict[str, dict[str, Any]]) -> str:
     """The README's table: speedups of a few models and classes of every results file."""
     lines = [f"| | runs on | {X} PyTorch | {X} fastest alternative |", "|---|---|---|---|"]
@@ -101,6 +129,9 @@ def summary(documents: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, "", machines])
 
 
+SCRIPTS = {MODELS: models, JAX: jax_table, CUPY: cupy_table}
+
+
 def generated(root: Path) -> dict[Path, str]:
     """Every generated file with the text that it must have."""
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
@@ -114,8 +145,8 @@ def generated(root: Path) -> dict[Path, str]:
             kind = REPORTS[document["format"]]
             files[path.with_suffix(".svg")] = kind.chart(document)
             tables[path.stem] = kind.markdown(document)
-        elif document.get("format") == MODELS:
-            tables[path.stem] = models(document)
+        elif document.get("format") in SCRIPTS:
+            tables[path.stem] = SCRIPTS[document["format"]](document)
         elif document.get("format") == random_calls.FORMAT:
             tables[path.stem] = random_calls.markdown(document)
             tables[f"{path.stem} in short"] = random_calls.sentence(document)

@@ -5,7 +5,7 @@ compared first; then the contestants run in one process, in shuffled order, and 
 
     python benchmarks/jax_speed.py
     python benchmarks/jax_speed.py --case vgg --rounds 31 --json results.json
-    python benchmarks/jax_speed.py --batch 16 --calls 20        # a GPU: larger batches, calls in bursts
+    python benchmarks/jax_speed.py --batch 16 --calls 20 --one-each  # a GPU: larger batches, bursts
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ import ndpool
 from ndpool._bench.cases import Case, select
 from ndpool._bench.peers import Jax, JaxChannelsLast
 
+FORMAT = "ndpool jax 1"
 GROUPS = ("max 2x2 s2", "max 3x3 s2", "max 3x3 s1", "max 7x7 s1", "avg 2x2 s2", "avg 3x3 s1", "avg k x k s1")
 KERNELS = (2, 3, 7)
 
 
-def cases(pattern: str | None) -> list[Case]:
-    """The cases with these windows that take part."""
+def cases(pattern: str | None, one_each: bool = False) -> list[Case]:
+    """The cases with these windows that take part; with `one_each` the first of a group and layout alone."""
     found = [case for case in select(pattern) if case.group.startswith(GROUPS) and case.mode == "values"]
-    return [case for case in found if case.arguments["kernel_size"] in KERNELS and case.dtype == "float32"]
+    found = [case for case in found if case.arguments["kernel_size"] in KERNELS and case.dtype == "float32"]
+    first = {(case.group, case.layout): case for case in reversed(found)}
+    return [case for case in found if not one_each or first[case.group, case.layout] is case]
 
 
 def contestants(case: Case) -> dict[str, Callable[[Any], Any]]:
@@ -76,23 +79,25 @@ def times(calls: dict[str, Callable[[], Any]], rounds: int, burst: int) -> dict[
 
 def measure(case: Case, rounds: int, batch: int, burst: int) -> list[dict[str, Any]]:
     """Forward and gradient of a case, answers compared first."""
-    rng = np.random.default_rng(0)
     shape = case.shape if case.layout == "NCHW" else (case.shape[0], *case.shape[2:], case.shape[1])
-    x = jnp.asarray(rng.standard_normal((batch * shape[0], *shape[1:]), np.float32))
+    keys = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(keys[0], (batch * shape[0], *shape[1:]), np.float32)
     pools = contestants(case)
-    forward = {name: jax.jit(pool) for name, pool in pools.items()}
-    answers = {name: run(x) for name, run in forward.items()}
-    grad = jnp.asarray(rng.standard_normal(answers["ndpool"].shape, np.float32))
-    backward = {name: jax.jit(gradient(pool)) for name, pool in pools.items()}
-    gradients = {name: run(x, grad) for name, run in backward.items()}
-    for got in (answers, gradients):
-        np.testing.assert_allclose(
-            got["ndpool"], got["reduce_window"], rtol=1e-4, atol=1e-4, err_msg=case.name
-        )
+    grad = jax.random.normal(keys[1], jax.eval_shape(pools["ndpool"], x).shape, np.float32)
     rows = []
-    for mode, runs, inputs in (("forward", forward, (x,)), ("gradient", backward, (x, grad))):
-        calls = {name: (lambda run=run, inputs=inputs: run(*inputs)) for name, run in runs.items()}
-        rows.append({"case": case.name, "group": case.group, "mode": mode, **times(calls, rounds, burst)})
+    for mode, inputs in (("forward", (x,)), ("gradient", (x, grad))):
+        row: dict[str, Any] = {"case": case.name, "group": case.group, "mode": mode}
+        calls, answers = {}, {}
+        for name, pool in pools.items():
+            start = perf_counter()
+            run = jax.jit(pool if mode == "forward" else gradient(pool)).lower(*inputs).compile()
+            row[f"{name} compile s"] = perf_counter() - start
+            calls[name] = lambda run=run, inputs=inputs: run(*inputs)
+            answers[name] = run(*inputs)
+        if not jnp.allclose(answers["ndpool"], answers["reduce_window"], rtol=1e-4, atol=1e-4):
+            raise AssertionError(f"{case.name}: the answers of {mode} differ")
+        del answers
+        rows.append(row | times(calls, rounds, burst))
     return rows
 
 
@@ -103,16 +108,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, default=1, help="times the batch of each case")
     parser.add_argument("--calls", type=int, default=1, help="calls in a burst")
+    parser.add_argument("--one-each", action="store_true", help="one case of each kind of window and layout")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    print(f"{'case':24}{'mode':10}{'reduce_window ms':>18}{'ndpool ms':>12}{'times':>8}")
-    for case in cases(options.case):
+    print(f"{'case':24}{'mode':10}{'reduce_window ms':>18}{'ndpool ms':>12}{'times':>8}{'compile s':>14}")
+    for case in cases(options.case, options.one_each):
         for row in measure(case, options.rounds, options.batch, options.calls):
             row["times"] = row["reduce_window"] / row["ndpool"]
             rows.append(row)
             figures = f"{row['reduce_window']:18.3f}{row['ndpool']:12.3f}{row['times']:8.2f}"
-            print(f"{row['case']:24}{row['mode']:10}{figures}", flush=True)
+            compiled = f"{row['reduce_window compile s']:8.2f}{row['ndpool compile s']:6.2f}"
+            print(f"{row['case']:24}{row['mode']:10}{figures}{compiled}", flush=True)
     for mode in ("forward", "gradient"):
         ratios = [row["times"] for row in rows if row["mode"] == mode]
         mean = exp(sum(map(log, ratios)) / len(ratios))
@@ -123,7 +130,9 @@ def main() -> None:
         about |= {"batch": options.batch, "calls": options.calls}
         if device.platform == "cpu":
             about["threads"] = ndpool.get_num_threads()
-        options.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(
+            json.dumps({"format": FORMAT, "about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ tensors. What is checked is the adapter; streams and kernels need the GPU.
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import cases
 import ndpool
 from helpers import assert_exact, hard_values
+from ndpool._native import BUILT
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 DRAWS = 25
@@ -25,7 +28,9 @@ class ndarray:
 
     __module__ = "cupy"
 
-    def __init__(self, values):
+    def __init__(self, values, dtype=None, memory=None, strides=None):
+        if dtype is not None:  # a new array of this shape
+            values = np.ndarray(values, dtype, memory and memory.buffer, 0, strides)
         self.values = values
 
     def __getattr__(self, name):
@@ -59,6 +64,17 @@ class ndarray:
     @property
     def __array__(self):
         raise AssertionError("copied to the CPU")
+
+
+class Memory:
+    """Memory of CuPy's allocator."""
+
+    allocated: list[int] = []  # noqa: RUF012
+
+    def __init__(self, size):
+        self.buffer = np.empty(size, np.uint8)
+        self.ptr = self.buffer.ctypes.data
+        self.allocated.append(size)
 
 
 class Generator:
@@ -97,7 +113,8 @@ def cupy(monkeypatch):
     module.random = SimpleNamespace(Generator=Generator, RandomState=RandomState)
     current = Stream()
     module.cuda = SimpleNamespace(
-        runtime=SimpleNamespace(getDevice=lambda: 0),
+        runtime=SimpleNamespace(getDevice=lambda: 0, getDeviceCount=lambda: 1, free=lambda address: None),
+        alloc=Memory,
         get_current_stream=lambda device=0: current,
         current=current,
     )
@@ -167,6 +184,98 @@ def test_calls_run_on_the_current_stream(cupy):
     with pytest.raises(ValueError, match="padding must be at most half"):
         ndpool.max_pool2d(x, 3, padding=2)
     assert Stream.seen == [77, 0] * 5
+
+
+class Kernel:
+    """A compiled kernel that copies `count` bytes and notes the stream and addresses that it is given."""
+
+    def __init__(self, count):
+        self.count, self.started, self.start = count, [], None
+
+    def compile(self):
+        self.start = self._start
+
+    def _start(self, stream, x, y, extra):
+        self.started.append((stream, x, y, extra))
+        ctypes.memmove(y, x, self.count)
+
+
+@pytest.fixture
+def repeated(cupy, monkeypatch):
+    """Prepared calls with kernels, as those of CUDA tensors have: the first writes to scratch memory."""
+    ndpool.max_pool2d(torch.zeros(1, 4, 4), 2)
+    framework = sys.modules["ndpool.frameworks.torch"]
+    recall, kernels = framework.recall, (Kernel(96), Kernel(96))
+
+    def with_kernels(*call):
+        prepared = recall(*call)
+        if prepared:
+            prepared.steps = tuple(((2, 3, 4), torch.float32, kernel) for kernel in kernels)
+        return prepared
+
+    monkeypatch.setattr(framework, "recall", with_kernels)
+    Memory.allocated.clear()
+    return kernels
+
+
+@pytest.mark.skipif(not BUILT, reason="prepared calls of CPU tensors need the core")
+@pytest.mark.parametrize("indices", [False, True])
+def test_repeated_calls_start_their_kernels(cupy, repeated, indices):
+    """A call like one made before makes no tensor: kernels get CuPy's memory and current stream."""
+    x = np.arange(2 * 6 * 8, dtype=np.float32).reshape(2, 6, 8)
+    want = ndpool.max_pool2d(x, 2, return_indices=indices)
+
+    def call(x, window=2):
+        return ndpool.max_pool2d(x, window, return_indices=indices)
+
+    for _ in range(2):  # not compiled yet: as tensors
+        assert_exact(tuple(map(back, cases.as_tuple(call(ndarray(x))))), cases.as_tuple(want))
+    for kernel in repeated:
+        kernel.compile()
+    cupy.cuda.current.ptr = 77
+    got = cases.as_tuple(call(ndarray(x)))
+    assert_exact(back(got[0]).ravel(), x.ravel()[:24])  # what the kernels copied
+    (first,), (last,) = (kernel.started for kernel in repeated)
+    assert first[:2] == (77, x.ctypes.data)
+    assert last == (77, first[2], got[0].data.ptr, got[-1].data.ptr)
+    assert [(y.shape, y.dtype) for y in got] == [(y.shape, y.dtype) for y in cases.as_tuple(want)]
+    assert Memory.allocated[-1:] == [96]
+    assert Stream.seen == []
+    # Other arguments, dtypes, layouts and alignments are other calls; so is one that is explained.
+    call(ndarray(x), 3)
+    call(ndarray(x), (2, 2))
+    call(ndarray(x.astype(np.float64)))
+    call(ndarray(x.swapaxes(1, 2)))
+    call(ndarray(np.frombuffer(b"four" + x.tobytes(), np.float32, offset=4).reshape(x.shape)))
+    ndpool.explain(ndpool.max_pool2d, ndarray(x), 2, return_indices=indices)
+    with pytest.raises(TypeError, match="kernel_size"):
+        call(ndarray(x), 2.0)
+    with pytest.raises(TypeError, match="kernel_size"):
+        call(ndarray(x), True)
+    assert len(repeated[0].started) == 1
+
+
+@pytest.mark.skipif(not BUILT, reason="prepared calls of CPU tensors need the core")
+def test_repeated_calls_without_memory_are_made_by_pytorch(cupy, repeated, monkeypatch):
+    def none(size):
+        raise MemoryError
+
+    monkeypatch.setattr(cupy.cuda, "alloc", none)
+    x = np.arange(2 * 6 * 8, dtype=np.float32).reshape(2, 6, 8)
+    for kernel in repeated:
+        kernel.compile()
+    for _ in range(2):
+        assert_exact(back(ndpool.max_pool2d(ndarray(x), 2)), ndpool.max_pool2d(x, 2))
+    assert not repeated[1].started
+
+
+def test_repeated_calls_keep_the_strides_of_axes_of_size_1(cupy):
+    """Flags call (2, 4, 1, 1) packed, whatever the last two strides are."""
+    adapter = import_module("ndpool.adapters.cupy")
+    channels_last = np.empty((2, 1, 1, 4), np.float32).transpose(0, 3, 1, 2)
+    for like in (channels_last, np.empty((2, 4, 1, 1), np.float32)):
+        got = adapter._new(ndarray(like))()
+        assert (got.shape, got.strides, got.dtype) == (like.shape, like.strides, like.dtype)
 
 
 def test_out_and_dtype(cupy):

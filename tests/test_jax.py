@@ -304,6 +304,95 @@ def test_the_program_does_not_grow_with_the_output(each_way, reduce):
     assert many[1] <= few[1] + 20  # a mask more or less
 
 
+SMALL_WINDOWS = [
+    lambda x: ndpool.max_pool2d(x, 2),
+    lambda x: ndpool.max_pool2d(x, 3, 2, 1),
+    lambda x: ndpool.max_pool2d(x, 7, 1, 3),
+    lambda x: ndpool.avg_pool2d(x, 2),
+]
+
+
+@pytest.mark.parametrize("pool", SMALL_WINDOWS)
+def test_gradients_on_gpus_are_elementwise_operations(pool):
+    """XLA fuses them into one kernel; reductions, gathers and scatters would each be one of their own."""
+    x = jax.ShapeDtypeStruct((2, 3, 20, 22), np.float32)
+    gradient = jax.jit(lambda x, grad: jax.vjp(pool, x)[1](grad)[0])
+    program = jax.export.export(gradient, platforms=["cuda"])(x, jax.eval_shape(pool, x)).mlir_module()
+    for operation in ("reduce", "gather", "scatter", "concatenate", "while", "custom_call"):
+        assert f"stablehlo.{operation}" not in program
+
+
+def test_small_windows_as_on_gpus():
+    """What other devices run, on the CPU: strides, padding, dilation, NaN, ties and nothing but -inf."""
+    rng = np.random.default_rng(7)
+    for _ in range(25):
+        n = int(rng.integers(1, 4))
+        sizes, most = rng.integers(1, [40, 16, 8][n - 1], n), [17, 8, 4][n - 1]
+        given = {
+            "window": rng.integers(1, most, n).tolist(),
+            "stride": rng.integers(1, 5, n).tolist(),
+            "padding": [tuple(pads) for pads in rng.integers(0, 4, (n, 2)).tolist()],
+            "dilation": rng.choice([1, 1, 2], n).tolist(),
+            "ceil_mode": bool(rng.integers(2)),
+            "axes": rng.permutation(n + 1)[:n].tolist(),
+        }
+        shape = np.full(n + 1, 2)
+        shape[given["axes"]] = sizes
+        dtype = rng.choice(["float32", "float16", "int8", "bool"])
+        x = hard_values(tuple(shape.tolist()), np.dtype(dtype), special=0.1 if dtype[0] == "f" else 0)
+        if dtype == "float32":
+            x = np.where(np.abs(x) < np.finfo(x.dtype).smallest_normal, np.copysign(np.float32(0), x), x)
+            x = np.full_like(x, -np.inf) if rng.random() < 0.3 else x
+        elif dtype == "float16":
+            x = np.round(x, 1)
+        try:
+            want = ndpool.pool(x, **given, return_indices=True)
+        except ValueError:
+            continue
+
+        def pull(x, grad):
+            return jax.vjp(lambda x: ndpool.pool(x, **given), x)[1](grad)[0]  # noqa: B023
+
+        with way("fused"):
+            got = jax.jit(lambda x: ndpool.pool(x, **given, return_indices=True))(x := jnp.asarray(x))  # noqa: B023
+            for have, need in zip(got, want, strict=True):
+                assert np.array_equal(have, need, equal_nan=dtype[0] == "f"), (shape, dtype, given)
+            if dtype == "float32":
+                grad = jnp.asarray(rng.integers(-9, 10, want[0].shape).astype(np.float32))
+                fused = jax.jit(pull)(x, grad)
+        if dtype == "float32":
+            assert np.array_equal(fused, pull(x, grad)), (shape, given)
+
+
+def test_strict_rules_of_promotion(each_way):
+    """What users set against their own mistakes does not reach ndpool's arithmetic."""
+    x = jnp.asarray(plain((2, 3, 8, 9), np.float32))
+
+    def everything(x):
+        values, indices = ndpool.max_pool2d(x, 3, 2, 1, return_indices=True)
+        adaptive = (
+            ndpool.adaptive_max_pool2d(x, (3, 4)).sum() + ndpool.avg_pool2d(x, 3, 2, 1, True, False).sum()
+        )
+        random = ndpool.fractional_max_pool2d(x, 2, output_size=3, generator=0).sum()
+        return ndpool.max_unpool2d(values, indices, 3, 2, 1, output_size=(8, 9)).sum() + adaptive + random
+
+    want = jax.grad(everything)(x)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        got = jax.grad(everything)(x)
+    assert np.array_equal(got, want)
+
+
+def test_programs_for_several_devices():
+    """jax.export: the core's call must be allowed by name; one program may have the way of each device."""
+    x = jnp.asarray(plain((2, 3, 8, 9), np.float32))
+    gradient = jax.jit(jax.grad(lambda x: ndpool.max_pool2d(x, 3, 2, 1).sum()))
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("ndpool_pool")]
+    with jax.enable_x64(False):
+        program = jax.export.export(gradient, platforms=["cpu", "cuda"], disabled_checks=allowed)(x)
+        again = jax.export.deserialize(program.serialize())
+        assert np.array_equal(again.call(x), gradient(x))
+
+
 def test_channels_last(each_way):
     """flax#5201, tensorflow#2660: any axes, in any order."""
     x = plain((2, 9, 11, 16), np.float32)

@@ -1121,6 +1121,32 @@ def test_other_devices_go_through_the_cpu(monkeypatch):
     assert all(torch.equal(y, F.max_pool2d(x, 2)) for y in seen)
 
 
+LAZY = """
+import warnings, torch, ndpool, torch._lazy.ts_backend as backend
+
+backend.init()
+x = torch.arange(420.0).mul(7).sin().reshape(2, 3, 7, 10)
+calls = [
+    lambda x: (ndpool.adaptive_avg_pool2d(x, (3, 4)),),
+    lambda x: ndpool.adaptive_max_pool2d(x, (3, 12), return_indices=True),
+    lambda x: torch.autograd.functional.vjp(lambda x: ndpool.adaptive_max_pool2d(x, 3).sum(), x),
+]
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for call in calls:
+        for far, near in zip(call(x.to("lazy")), call(x), strict=True):
+            assert far.device.type == "lazy"
+            assert torch.equal(far.cpu(), near)
+print(len(seen), seen[0].message)
+"""
+
+
+def test_a_device_without_kernels_gives_the_results_of_the_cpu():
+    """pytorch#96056, as on MPS: the lazy device is the one without kernels that every PyTorch has."""
+    warned = "1 ndpool has no kernels for lazy: such tensors are pooled on the CPU"
+    assert run_python(LAZY).strip() == warned
+
+
 def test_pooling_an_array_does_not_import_torch():
     code = "import sys, numpy as np, ndpool; ndpool.max_pool2d(np.ones((1, 4, 4)), 2)"
     assert run_python(code + "; print('torch' in sys.modules)").strip() == "False"

@@ -61,14 +61,17 @@ _FIXED = {int, bool, float, type(None)}  # types whose values never change
 def _key(function: Function, x: Any, arguments: Any, indices: bool) -> tuple[Any, ...] | None:
     if not hasattr(x, "stride"):  # an array, which needs the core anyway
         return None
-    kinds: Any = tuple(map(type, arguments))
-    if not _FIXED.issuperset(kinds):
-        typed = _typed(arguments)
-        if typed is None:
-            return None
-        arguments, kinds = typed
+    typed = typed_arguments(arguments)
+    if typed is None:
+        return None
     layout = (x.shape, x.stride(), x.dtype, x.device, type(x))
-    return (function.name, function.reduction.name, layout, arguments, kinds, indices)
+    return (function.name, function.reduction.name, layout, typed, indices)
+
+
+def typed_arguments(arguments: Any) -> tuple[Any, Any] | None:
+    """Arguments and their types, as a key; None if a value may change."""
+    kinds = tuple(map(type, arguments))
+    return (arguments, kinds) if _FIXED.issuperset(kinds) else _typed(arguments)
 
 
 def _typed(values: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:

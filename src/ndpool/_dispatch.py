@@ -88,7 +88,7 @@ FRAMEWORKS: dict[tuple[str, str], Callable[[], Any]] = {
 
 _STORED = {("ndpool", "Source"): _stored}  # arrays in files, which `files` makes: no kind that callers pass
 
-packages: dict[type, str] = {}  # of the types seen so far
+packages: dict[type, str | None] = {}  # of the types seen so far; None: of an adapter
 # Package -> framework. All keys exist from the start: compiled code depends on the number of entries.
 loaded: dict[str, Any] = {package: None for package, _ in (*FRAMEWORKS, *_STORED)}
 

@@ -29,6 +29,7 @@ _TYPES: dict[str, Any] = {
     "fp64": ctypes.c_double,
 }
 _SCRATCH = 2  # addresses; null for kernels that need no such memory
+_INVALID_CONTEXT = 201
 
 
 class _Attribute(ctypes.Structure):
@@ -88,6 +89,8 @@ def starter(
     attributes[0].id, attributes[0].value[0] = _SERIALIZATION, 1
     block = (32 * about.num_warps, 1, 1)
     kernel, launch = ctypes.c_void_p(made.function), library.cuLaunchKernelEx
+    context = ctypes.c_void_p()
+    library.cuCtxGetCurrent(ctypes.byref(context))
     free: list[tuple[Any, ...]] = []
     take, give = free.pop, free.append
 
@@ -110,6 +113,9 @@ def starter(
         arrays[0], arrays[1], arrays[2] = x, y, extra
         config.stream = stream
         error = launch(reference, kernel, addresses, None)
+        if error == _INVALID_CONTEXT:  # a thread has none before its first call of the CUDA runtime
+            library.cuCtxSetCurrent(context)
+            error = launch(reference, kernel, addresses, None)
         give(memory)
         if error:
             raise RuntimeError(f"ndpool: the CUDA driver could not start a kernel: {_text(library, error)}")

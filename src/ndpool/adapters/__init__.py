@@ -71,6 +71,7 @@ def adapter_of(fn: str, x: Any) -> Adapter:
     adapter = _known.get(kind)
     if adapter is None:
         adapter = _known[kind] = _find(fn, x)
+        _dispatch.packages[kind] = None  # so that the next call need not look for a framework
     return adapter
 
 

@@ -39,6 +39,7 @@ from ndpool.frameworks.jax.primitives import (
     POWER,
     Pooling,
     Put,
+    freely,
     offset_kind,
     pool_p,
     put_p,
@@ -80,9 +81,11 @@ def run(call: Call, x: Array) -> Any:
         0 if reduction.has_index else call.divisor,
         0.0 if reduction.has_index else call.norm,
         native.enabled,
+        native.fused,
     )
     _note(x, "forward")
-    return _pool(x, pooling, result, how.magnitudes)
+    with freely():
+        return _pool(x, pooling, result, how.magnitudes)
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
@@ -129,7 +132,8 @@ def unpool(call: Unpool, values: Array, indices: Any) -> Array:
     if prod(shape) == 0 or prod(values.shape) == 0:
         return jnp.zeros(shape, values.dtype)
     _note(values, "unpool")
-    return _unpool(values, indices, Put(tuple(a - values.ndim for a in call.axes), call.sizes))
+    with freely():
+        return _unpool(values, indices, Put(tuple(a - values.ndim for a in call.axes), call.sizes))
 
 
 @partial(jax.jit, static_argnums=2)
@@ -167,7 +171,8 @@ def fractional(call: Call, x: Array, samples: Any, generator: Any) -> Any:
     kernel, outs = call.windows[:n_axes], call.windows[n_axes:]
     _check_sizes(fn, x.shape[-n_axes:], prod(outs))
     _note(x, "forward")
-    values, indices = _fractional(x, samples, kernel, outs)
+    with freely():
+        values, indices = _fractional(x, samples, kernel, outs)
     return (values, indices) if call.extra == INDEX64 else values
 
 

@@ -28,6 +28,7 @@ _EXTRA_DTYPES = {OFFSET8: np.dtype("uint8"), OFFSET32: np.dtype("int32"), INDEX6
 
 # Whether the core is used where it can be. Tests switch it; `NDPOOL_JAX=lax` leaves everything to XLA.
 enabled = BUILT and os.environ.get("NDPOOL_JAX") != "lax"
+fused = False  # whether the CPU runs the programs of other devices where the core is not used: for tests
 
 
 def forward(x: Array, plan: Plan, axes: Sequence[int], how: tuple[Any, ...], dtype: Any, extra: int) -> Any:

@@ -1,13 +1,15 @@
 """Pooling as primitives of JAX, with rules for every transform: derivatives of any order, `vmap`, `jit`.
 
 Max and min give offsets beside their values, from which the derivatives are taken; sums are linear. On the
-CPU a primitive becomes a call of the compiled core (`native`), elsewhere operations of `jax.lax`
-(`windows`). Axes are counted from the end, so that a new leading axis changes nothing.
+CPU a primitive becomes a call of the compiled core (`native`), elsewhere operations of `jax.lax` (`slices`
+for small regular windows, `windows` for all others). Axes are counted from the end, so that a new leading
+axis changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -21,7 +23,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ndpool._call import BYTE_TAPS, NO_EXTRA, OFFSET8, OFFSET32
 from ndpool._plan import Plan, with_sizes
-from ndpool.frameworks.jax import native, windows
+from ndpool.frameworks.jax import native, slices, windows
 from ndpool.reductions import REDUCTIONS
 
 # In `jax.experimental` before JAX 0.8.
@@ -72,6 +74,7 @@ class Pooling(NamedTuple):
     divisor: int = 0
     norm: float = 0.0
     native: bool = False  # by the core, where the platform has it
+    fused: bool = False  # on the CPU, too, as on other devices
 
     @property
     def plan(self) -> Plan:
@@ -96,13 +99,19 @@ def _extra_dtype(extra: int) -> Any:
 # The arithmetic: for each primitive by `jax.lax` and, on the CPU, by the core.
 
 
-def _pool_lax(x: Array, how: Pooling, ordered: bool = False) -> list[Array]:
+def _pool_lax(x: Array, how: Pooling, ordered: bool = False, fused: bool = True) -> list[Array]:
     plan, axes, dtype = how.plan, how.own_axes(x), np.dtype(how.dtype)
     if how.reduction in ("max", "min"):
         least = how.reduction == "min"
         if how.extra == NO_EXTRA:
             return [windows.extremes(x, plan, axes, least, ordered)]
-        return [*windows.extremes_with_offsets(x, plan, axes, least, _extra_dtype(how.extra))]
+        kind = _extra_dtype(how.extra)
+        if not fused or not slices.fits_forward(plan):
+            return [*windows.extremes_with_offsets(x, plan, axes, least, kind)]
+        narrow = x.astype(np.uint8) if x.dtype == np.bool_ else x
+        nothing = windows.nothing(narrow.dtype, least)
+        values, offsets = slices.extremes_with_offsets(narrow, plan, axes, nothing, least)
+        return [values.astype(x.dtype), offsets.astype(kind)]
     if how.reduction == POWER:
         return [_power(x, how, _lax_mean)]
     wide = x.astype(windows.accumulator(x.dtype, dtype))
@@ -116,7 +125,7 @@ def _pool_lax(x: Array, how: Pooling, ordered: bool = False) -> list[Array]:
 
 
 def _pool_cpu(x: Array, how: Pooling) -> list[Array]:
-    return _pool_native(x, how) if how.native else _pool_lax(x, how, ordered=True)
+    return _pool_native(x, how) if how.native else _pool_lax(x, how, ordered=True, fused=how.fused)
 
 
 def _pool_native(x: Array, how: Pooling) -> list[Array]:
@@ -160,27 +169,32 @@ def _select_lax(x: Array, offsets: Array, how: Pooling) -> list[Array]:
     return [windows.take(x, windows.flat_indices(how.plan, offsets, axes), axes)]
 
 
-def _max_backward_lax(grad: Array, offsets: Array, how: Pooling) -> list[Array]:
-    return [windows.max_backward(grad, offsets, how.plan, how.own_axes(grad))]
+def _max_backward_lax(grad: Array, offsets: Array, how: Pooling, fused: bool = True) -> list[Array]:
+    plan, axes = how.plan, how.own_axes(grad)
+    gather = slices.max_backward if fused and slices.fits_backward(plan) else windows.max_backward
+    wide = grad.astype(windows.accumulator(grad.dtype, grad.dtype))
+    return [gather(wide, offsets, plan, axes).astype(grad.dtype)]
 
 
 def _max_backward_cpu(grad: Array, offsets: Array, how: Pooling) -> list[Array]:
     if not how.native:
-        return _max_backward_lax(grad, offsets, how)
+        return _max_backward_lax(grad, offsets, how, how.fused)
     return [native.backward(grad, offsets, how.plan, how.own_axes(grad), how.how)]
 
 
-def _sum_backward_lax(grad: Array, how: Pooling) -> list[Array]:
+def _sum_backward_lax(grad: Array, how: Pooling, fused: bool = True) -> list[Array]:
     plan, axes = how.plan, how.own_axes(grad)
     wide = grad.astype(windows.accumulator(grad.dtype, grad.dtype))
     if how.reduction == "avg":
         wide = windows.divided(wide, plan, axes, how.divisor)
+    if fused and slices.fits_backward(plan) and not slices.reduces_as_well(plan):
+        return [slices.sum_backward(wide, plan, axes).astype(grad.dtype)]
     return [windows.sums(wide, plan.transposed(), axes).astype(grad.dtype)]
 
 
 def _sum_backward_cpu(grad: Array, how: Pooling) -> list[Array]:
     if not how.native:
-        return _sum_backward_lax(grad, how)
+        return _sum_backward_lax(grad, how, how.fused)
     return [native.backward(grad, None, how.plan, how.own_axes(grad), how.how)]
 
 
@@ -253,12 +267,23 @@ def _jitted(primitive: Any, how: Any) -> Any:
     return jax.jit(lambda *args: primitive.bind(*args, how=how))
 
 
+def freely() -> AbstractContextManager[Any]:
+    """JAX's usual rules for operands of different dtypes and ranks, whatever the caller has set."""
+    config: Any = jax.config
+    if (config.jax_numpy_dtype_promotion, config.jax_numpy_rank_promotion) == ("standard", "allow"):
+        return nullcontext()
+    rules = ExitStack()
+    rules.enter_context(jax.numpy_dtype_promotion("standard"))
+    rules.enter_context(jax.numpy_rank_promotion("allow"))
+    return rules
+
+
 def _lowering(function: Callable[..., Any]) -> Callable[..., Any]:
     """The rule that lowers a primitive to this function, which may use 64-bit types in any case."""
     rule = mlir.lower_fun(lambda *args, how: function(*args, how), multiple_results=True)
 
     def lower(ctx: Any, *args: Any, how: Any) -> Any:
-        with _enable_x64(True):
+        with _enable_x64(True), freely():
             return rule(ctx, *args, how=how)
 
     return lower

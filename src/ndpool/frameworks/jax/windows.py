@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ndpool._plan import AxisPlan, Plan, positions
 
-_AT_ONCE = 16  # taps of a window that is reduced along all of its axes in one step
+AT_ONCE = 16  # taps of a window that is reduced along all of its axes in one step
 _SLICES = 16  # taps of windows that are slices of the input; with more they are gathered
 
 
@@ -35,10 +35,10 @@ def extremes(x: Array, plan: Plan, axes: Sequence[int], least: bool, ordered: bo
     """The maximum or minimum of each window; `ordered`: by integers, where XLA's maxima may lose a NaN."""
     combine: Any = lax.min if least else lax.max
     if x.dtype == np.bool_ or (ordered and jnp.issubdtype(x.dtype, jnp.floating)):
-        nothing = _key(_bits(_nothing(x.dtype, least)), x.dtype, least)[()]
-        keys = _reduced(_key(_bits(x), x.dtype, least), plan, axes, combine, nothing)
+        identity = _key(_bits(nothing(x.dtype, least)), x.dtype, least)[()]
+        keys = _reduced(_key(_bits(x), x.dtype, least), plan, axes, combine, identity)
         return _from_bits(_turned(keys, x.dtype), x.dtype)
-    return _reduced(x, plan, axes, combine, _nothing(x.dtype, least))
+    return _reduced(x, plan, axes, combine, nothing(x.dtype, least))
 
 
 def sums(x: Array, plan: Plan, axes: Sequence[int]) -> Array:
@@ -48,16 +48,27 @@ def sums(x: Array, plan: Plan, axes: Sequence[int]) -> Array:
 
 def divided(total: Array, plan: Plan, axes: Sequence[int], divisor: int) -> Array:
     """Sums over their divisor, the window's own if it is 0; integers truncate toward zero."""
-    by: Any = np.asarray(divisor)
-    if not divisor:
-        by = np.ones((), np.float64 if prod(a.kernel for a in plan.axes) >= 2**63 else np.int64)
-        for axis, a in zip(plan.axes, axes, strict=True):
-            by = by * _along(_shares(axis), a, total.ndim)
-        by = np.maximum(by, 1)
+    by: Any = divisor or _divisors(plan, axes, total.ndim)
     by = lax.convert_element_type(jnp.asarray(by), total.dtype)
     if jnp.issubdtype(total.dtype, jnp.integer):
         return lax.div(total, jnp.broadcast_to(by, total.shape))
     return total / by
+
+
+def _divisors(plan: Plan, axes: Sequence[int], ndim: int) -> Any:
+    """The divisor of each window; a table along each axis whose windows differ, never one of all windows."""
+    common, tables = 1, []
+    for axis, a in zip(plan.axes, axes, strict=True):
+        shares = _shares(axis)
+        if (shares == shares[0]).all():
+            common *= int(shares[0])
+        else:
+            tables.append(_along(shares, a, ndim))
+    wide = np.float64 if prod(a.kernel for a in plan.axes) >= 2**63 else np.int64
+    by: Any = np.asarray(common, wide)
+    for table in tables:
+        by = jnp.asarray(table.astype(wide)) * by
+    return jnp.maximum(by, 1)
 
 
 def extremes_with_offsets(
@@ -76,31 +87,31 @@ def extremes_with_offsets(
     return _from_bits(bits, x.dtype), lax.convert_element_type(code, dtype)
 
 
-def first_maxima(x: Array, code: Array, a: int, nothing: int) -> tuple[Array, Array]:
-    """The maxima along axis `a` and their codes, which grow along it and stay below `nothing`."""
-    bits, found = _chosen(_bits(x), code, None, a, x.dtype, False, nothing)
+def first_maxima(x: Array, code: Array, a: int, none: int) -> tuple[Array, Array]:
+    """The maxima along axis `a` and their codes, which grow along it and stay below `none`."""
+    bits, found = _chosen(_bits(x), code, None, a, x.dtype, False, none)
     return _from_bits(bits, x.dtype), found
 
 
 def _chosen(
-    bits: Array, code: Array, inside: Any, a: int, dtype: Any, least: bool, nothing: int
+    bits: Array, code: Array, inside: Any, a: int, dtype: Any, least: bool, none: int
 ) -> tuple[Array, Array]:
-    """The best along axis `a`, as bits of `dtype`, and its code; `nothing` is the code of no tap at all."""
-    fill = _bits(_nothing(dtype, least))
+    """The best along axis `a`, as bits of `dtype`, and its code; `none` is the code of no tap at all."""
+    fill = _bits(nothing(dtype, least))
     bits = bits if inside is None else jnp.where(inside, bits, fill)
     keys = _key(bits, dtype, least)
     top = keys.min(a) if least else keys.max(a)
     best = keys == jnp.expand_dims(top, a)
     best = best if inside is None else best & inside
     code = jnp.broadcast_to(code, bits.shape)
-    found = jnp.where(best, code, nothing).min(a)
+    found = jnp.where(best, code, none).min(a)
     if jnp.issubdtype(dtype, jnp.floating):
         last = jnp.where(best, code, -1).max(a)
         found = jnp.where((top == _nan_key(keys.dtype, least)) & (last >= 0), last, found)
     # The element at the code itself: zeros of both signs are ties.
     lowest = np.iinfo(bits.dtype).min
     element = jnp.where(code == jnp.expand_dims(found, a), bits, lowest).max(a)
-    return jnp.where(found == nothing, fill, element), found
+    return jnp.where(found == none, fill, element), found
 
 
 # Numbers as integers that are ordered like them. XLA on the CPU takes subnormal numbers for zero, and its
@@ -180,7 +191,7 @@ def put(values: Array, indices: Array, axes: Sequence[int], sizes: Sequence[int]
     return jnp.moveaxis(result, last, axes)
 
 
-def max_backward(grad: Array, offsets: Array, plan: Plan, axes: Sequence[int]) -> Array:
+def max_backward(wide: Array, offsets: Array, plan: Plan, axes: Sequence[int]) -> Array:
     """Each gradient at the element that its offset stands for, summed in a fixed order.
 
     Axis by axis over the transposed plan: all outputs that chose one row chose the same element of it.
@@ -189,7 +200,6 @@ def max_backward(grad: Array, offsets: Array, plan: Plan, axes: Sequence[int]) -
     width = prod(kernel for _, kernel in ranges)
     code = offsets.astype(np.int32)
     code = jnp.where(code < width, code, -1)
-    wide = grad.astype(accumulator(grad.dtype, grad.dtype))
     for axis, a, (front, kernel) in zip(plan.axes, axes, ranges, strict=True):
         width //= kernel
         first = axis.origin + np.arange(axis.out) * axis.stride if axis.starts is None else axis.starts
@@ -201,10 +211,10 @@ def max_backward(grad: Array, offsets: Array, plan: Plan, axes: Sequence[int]) -
         hit = (taken == own) if inside is None else (taken == own) & inside
         wide = jnp.where(hit, _windows(wide, back, a)[0], 0).sum(a + 1)
         code = jnp.where(hit, _windows(code % width, back, a)[0], -1).max(a + 1)
-    return wide.astype(grad.dtype)
+    return wide
 
 
-def _nothing(dtype: Any, least: bool) -> Any:
+def nothing(dtype: Any, least: bool) -> Any:
     """The maximum or minimum of nothing."""
     if jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(np.inf if least else -np.inf, dtype)[()]
@@ -234,7 +244,7 @@ def _reduced(x: Array, plan: Plan, axes: Sequence[int], combine: Any, identity: 
     tables: list[tuple[AxisPlan, int]] = []
     for axis, a in zip(plan.axes, axes, strict=True):
         (regular if axis.regular else tables).append((axis, a))
-    if prod(axis.tap_range()[1] for axis, _ in regular) <= _AT_ONCE:
+    if prod(axis.tap_range()[1] for axis, _ in regular) <= AT_ONCE:
         x = _sliding(x, regular, combine, identity)
     else:
         for pair in regular:

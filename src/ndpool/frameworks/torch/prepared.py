@@ -302,6 +302,7 @@ class Launches(NamedTuple):
     new_grad: Any = None
     backward: Any = None  # None: gradients must be packed first
     several: bool = False  # devices
+    steps: Any = ()  # (shape, dtype, kernel) of each kernel
 
 
 def _launches(call: Call, x: Tensor, last: bool) -> Launches | None:
@@ -313,14 +314,13 @@ def _launches(call: Call, x: Tensor, last: bool) -> Launches | None:
     if found is None:
         return None
     n_axes = len(call.axes)
-    *before, (outs, _, run) = found
+    *before, (outs, _, run) = steps = found
     if before:
         first = [(kernel, _new(x, shape, dtype, last, n_axes)[0]) for shape, dtype, kernel in before]
         run = _chain(first, run)
     new_extra = _new(x, outs, EXTRA_DTYPES.get(call.extra, x.dtype), last, n_axes)[0]
-    return Launches(
-        call, last, _new(x, outs, x.dtype, last, n_axes)[0], new_extra, run, call.extra == OFFSET8
-    )
+    new = _new(x, outs, x.dtype, last, n_axes)[0]
+    return Launches(call, last, new, new_extra, run, call.extra == OFFSET8, steps=steps)
 
 
 def _training(call: Call, x: Tensor, forward: Launches) -> Launches | None:
@@ -375,6 +375,7 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
         except FAILURES as error:
             raise renamed(fn, error) from None
 
+    prepared.steps = forward.steps  # type: ignore[attr-defined]  # for arrays that are no tensors
     return prepared
 
 
