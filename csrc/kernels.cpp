@@ -56,7 +56,6 @@ namespace {
 
 // Which types have engines of their own, for windows that networks and images have.
 template <class S> constexpr bool common = specialised && (is_half<S> || is_real<S> || sizeof(S) == 1);
-template <class R> constexpr bool is_min = std::is_same_v<R, Min<typename R::V>>;
 
 int64_t taps_of(const Problem& p) {
   int64_t n = 1;
@@ -110,10 +109,10 @@ template <class R> Kernel common_stride1(const Problem& p) {
   return {};
 }
 
-// Max or min of values stored as S and compared as V.
+// Maxima of values stored as S and compared as V.
 template <class R, class S> Kernel pick(const Problem& p) {
   using V = typename R::V;
-  constexpr bool special = common<S> && !is_min<R>;
+  constexpr bool special = common<S>;
   if constexpr (special && std::is_same_v<S, V>)
     if (const Kernel found = common_stride1<R>(p); found.run) return found;
   if (p.extra == Extra::none) {
@@ -137,8 +136,17 @@ template <class R, class S> Kernel pick(const Problem& p) {
   return kernel_of<Rows<R, true>>();
 }
 
+// Minima are maxima of reversed values, by engines that load every element into scratch.
+template <class R, class S> Kernel pick_reversed(const Problem& p) {
+  if (p.extra == Extra::none)
+    return slides<R, false>(p) ? kernel_of<Sliding<R, false>>() : kernel_of<Rows<R, false>>();
+  if constexpr (common<S> && is_real<typename R::V>)
+    if (slides<R, true>(p)) return kernel_of<Sliding<R, true>>();
+  return kernel_of<Rows<R, true>>();
+}
+
 template <class V, class S = V> Kernel pick_any(const Problem& p) {
-  return p.op == Op::max ? pick<Max<V>, S>(p) : pick<Min<V>, S>(p);
+  return p.op == Op::max ? pick<Max<V>, S>(p) : pick_reversed<Max<V>, S>(p);
 }
 
 // Sums of long windows with stride 1 have an order of their own: the sliding engine takes them in every layout.

@@ -38,19 +38,16 @@ template <class T, class S> struct MaxOf : Max<T> {
   static T init() { return T(std::numeric_limits<S>::lowest()); }
 };
 
-template <class T> struct Min {
-  using V = T;
-  static constexpr bool picks = true;
-  static V init() {
+// Minima are maxima in the reverse order: floats are negated, the bits of integers inverted, when they are loaded and
+// again when they are stored.
+template <class V> inline void reverse(V* row, int64_t n) {
+  for (int64_t j = 0; j < n; ++j) {
     if constexpr (is_real<V>)
-      return std::numeric_limits<V>::infinity();
+      row[j] = -row[j];
     else
-      return std::numeric_limits<V>::max();
+      row[j] = V(~row[j]);
   }
-  template <class T2> static auto beats(T2 later, T2 best) { return later < best; }
-  static bool better(V later, V best) { return beats(later, best) | int(is_nan(later)); }
-  static V merge(V later, V best) { return better(later, best) ? later : best; }
-};
+}
 
 template <class T> struct Sum {
   using V = T;

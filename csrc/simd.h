@@ -423,9 +423,8 @@ template <class T, class V> inline void write_where(MaskOf<T> where, T* p, V v) 
 using Floats = Vec<float, 16>;
 using Ints = Vec<std::int32_t, 16>;
 
-template <class R> inline MaskOf<float> beats_where(Floats later, Floats best) {
-  constexpr int order = std::is_same_v<R, Max<float>> ? _CMP_GT_OQ : _CMP_LT_OQ;
-  return _mm512_cmp_ps_mask(later, best, order);
+inline MaskOf<float> beats_where(Floats later, Floats best) {
+  return _mm512_cmp_ps_mask(later, best, _CMP_GT_OQ);
 }
 inline MaskOf<float> equal_where(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 inline MaskOf<float> equal_where(MaskOf<float> asked, Floats a, Floats b) {

@@ -90,9 +90,10 @@ public:
       : p_(p), load_(loader<V>(p.x_type, widening)), direct_(stored_as<V>(p.x_type)) {}
 
   const V* row(const Row& row, int64_t from, V* buffer) const {
-    if (direct_ && p_.op != Op::lp && row.packed(sizeof(V)))
+    if (direct_ && p_.op != Op::lp && p_.op != Op::min && row.packed(sizeof(V)))
       return reinterpret_cast<const V*>(row.data) - from * p_.lanes;
     load_(row, buffer);
+    if (p_.op == Op::min) reverse(buffer, row.n * row.lanes);
     if constexpr (is_real<V>) {
       if (p_.op == Op::lp) powers(buffer, row.n * row.lanes, V(p_.norm));
     }
@@ -266,6 +267,7 @@ private:
       codes_.store(found_.code, walk, walk.row(p_.extra_array, o0, o1));
     }
     if constexpr (!R::picks) finish(p_, walk, o0, o1, found_.value);
+    if (p_.op == Op::min) reverse(found_.value, n);
     store_(found_.value, y);
     return true;
   }

@@ -98,7 +98,7 @@ private:
     row_ = unwanted_ + line_;  // two lines long
     inside_ = scratch.take<Mask>(line_ / N);
     for (int64_t j = 0; j < line_; ++j) nothing_[j] = R::init();
-    if (!real) flip_ = Bits((p.op == Op::min ? 0xff : 0) ^ (p.x_type == Dtype::i8 ? 0x80 : 0));
+    if (!real) flip_ = Bits(p.x_type == Dtype::i8 ? 0x80 : 0);
   }
 
   static Mask mask(int64_t from, int64_t to) {  // those from `from` up to `to`

@@ -93,7 +93,7 @@ private:
   // The later of two rows into the best so far.
   static void down(Vn later, std::int32_t code, Best& best) {
     if constexpr (coded)
-      replace(beats_where<R>(later, best.value), later, Cn{} + code, best);
+      replace(beats_where(later, best.value), later, Cn{} + code, best);
     else if constexpr (R::picks)
       best.value = R::beats(later, best.value) ? later : best.value;
     else
@@ -112,7 +112,7 @@ private:
     if constexpr (coded) {
       const MaskOf<V> equal = equal_where(next.value, best.value),
                       earlier = less_where(equal, next.code, best.code);
-      replace(MaskOf<V>(beats_where<R>(next.value, best.value) | earlier), next.value, next.code, best);
+      replace(MaskOf<V>(beats_where(next.value, best.value) | earlier), next.value, next.code, best);
     } else {
       down(next.value, 0, best);
     }
