@@ -393,6 +393,30 @@ def test_programs_for_several_devices():
         assert np.array_equal(again.call(x), gradient(x))
 
 
+SHARDED = """
+import jax, numpy as np, ndpool
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+mesh = Mesh(np.array(jax.devices()), ("b",))
+x = np.random.default_rng(0).standard_normal((4, 2, 8, 12)).astype(np.float32)
+pool = lambda x: ndpool.max_pool2d(x, 3, 2, 1, return_indices=True)
+gradient = jax.grad(lambda x: ndpool.max_pool2d(x, 3, 2, 1).sum())
+want = *pool(jax.numpy.asarray(x)), gradient(jax.numpy.asarray(x))
+for spec in (P("b"), P(None, None, "b"), P(None, None, None, "b")):
+    parts = jax.device_put(x, NamedSharding(mesh, spec))
+    for got in ((*pool(parts), gradient(parts)), (*jax.jit(pool)(parts), jax.jit(gradient)(parts))):
+        assert all(map(np.array_equal, got, want)), spec
+mapped = jax.shard_map(pool, mesh=mesh, in_specs=P("b"), out_specs=P("b"))(x)
+assert all(map(np.array_equal, mapped, want))
+print(len(jax.devices()))
+"""
+
+
+def test_sharded_arrays():
+    """Arrays over several devices, along the batch or a pooled axis, equal one array."""
+    assert run_python(SHARDED, XLA_FLAGS="--xla_force_host_platform_device_count=4").strip() == "4"
+
+
 def test_channels_last(each_way):
     """flax#5201, tensorflow#2660: any axes, in any order."""
     x = plain((2, 9, 11, 16), np.float32)

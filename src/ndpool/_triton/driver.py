@@ -84,13 +84,13 @@ def starter(
             return None
         if kind != "constexpr":
             fixed.append((ctypes.c_uint64 if pointer else _TYPES[kind])(value))
+    context = ctypes.c_void_p()
+    library.cuCtxGetCurrent(ctypes.byref(context))
     fixed += [ctypes.c_uint64(0)] * _SCRATCH
     attributes = (_Attribute * 1)()
     attributes[0].id, attributes[0].value[0] = _SERIALIZATION, 1
     block = (32 * about.num_warps, 1, 1)
     kernel, launch = ctypes.c_void_p(made.function), library.cuLaunchKernelEx
-    context = ctypes.c_void_p()
-    library.cuCtxGetCurrent(ctypes.byref(context))
     free: list[tuple[Any, ...]] = []
     take, give = free.pop, free.append
 
