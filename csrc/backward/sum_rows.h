@@ -93,6 +93,8 @@ private:
     inverse_ = V(1) / by_all_;
     // Where no two rows of windows share an input there is less to divide before they are spread.
     early_ = uniform_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
+    straight_ = early_ && p.lanes > 1 && stored_as<V>(p.y_type) && p.y.lane == sizeof(V) &&
+                p.y.pooled[p.n_axes - 1] == p.lanes * int64_t(sizeof(V));
     // Multiplying is cheaper; but where nothing is added up the quotient, PyTorch's too, stays what it is to the bit.
     times_ = !early_ || most_covers(walk.last(), p.planes) > 1 || (by > 0 && (by & (by - 1)) == 0);
     enter_tile();
@@ -246,10 +248,15 @@ private:
 
   void by_rows(const Slab* slabs, int n, int64_t h0, int64_t h1, char* y, int64_t room) {
     if (h0 >= h1) return;
-    const int64_t pitch = width_ + N;
+    const int64_t pitch = width_ + N, y_pitch = p_.y.pooled[p_.n_axes - 2];
     Cover cover(rows_, h0);
     int64_t done = cover.lo;
-    for (int64_t h = h0; h < h1;) {
+    for (int64_t h = h0, count; h < h1; h += count, y += count * y_pitch, room -= count * width_) {
+      count = least(cover.alike(), h1 - h);
+      if (n == 1 && straight(slabs[0], cover, count, y, room)) {
+        cover.next(count);
+        continue;
+      }
       for (done = most(done, cover.lo); done < cover.hi; ++done)
         for (int k = 0; k < n; ++k)
           spread(slabs[k], done, kept_ + (k * sizes_.kept + done % sizes_.kept) * pitch);
@@ -265,7 +272,6 @@ private:
           }
           added[m++] = kept_ + (k * sizes_.kept + o % sizes_.kept) * pitch;
         }
-      const int64_t count = least(cover.alike(), h1 - h), y_pitch = p_.y.pooled[p_.n_axes - 2];
       if (count == 1) {
         add(added, m, y, width_, room);
       } else {
@@ -274,10 +280,18 @@ private:
         copy(ready ? added[0] : row_, y, y_pitch, count, room);
       }
       cover.next(count);
-      h += count;
-      y += count * y_pitch;
-      room -= count * width_;
     }
+  }
+
+  // Channels-last windows side by side: nothing is added, and each row of gradients goes to the rows that its windows
+  // cover. Whether that was done.
+  bool straight(const Slab& slab, const Cover& cover, int64_t count, char* y, int64_t room) {
+    if (!straight_ || !n_runs_ || cover.hi - cover.lo != 1 || !cover.holds(cover.lo)) return false;
+    if (p_.lanes % N && (!follow_ || room < count * width_ + N)) return false;  // vectors reach past the rows
+    const V* padded = scaled(slab, cover.lo);
+    for (int64_t r = 0; r < count; ++r, y += p_.y.pooled[p_.n_axes - 2])
+      copy_runs(padded, reinterpret_cast<V*>(y));
+    return true;
   }
 
   // One row of the gradient to `count` places.
@@ -431,6 +445,10 @@ private:
       for (int64_t i = run.begin; i < run.end; ++i) {
         const V* from = padded + run.first * p_.lanes;
         V* to = dst + i * p_.lanes;
+        if (run.n == 1) {
+          for (int64_t c = 0; c < p_.lanes; c += N) write(to + c, read<V, N>(from + c));
+          continue;
+        }
         for (int64_t c = 0; c < p_.lanes; c += N) {
           Vn value = run.n ? read<V, N>(from + c) : Vn{};
           for (int64_t k = 1; k < run.n; ++k) value += read<V, N>(from + k * skip_ * p_.lanes + c);
@@ -482,7 +500,7 @@ private:
                   skip_ = 1;  // skip: from one output that holds an input to the next
   Load<V> load_;
   Store<V> store_;
-  bool follow_, uniform_, early_, times_;
+  bool follow_, uniform_, early_, straight_, times_;
   V by_all_, inverse_;
   const char* end_;
   V *padded_, *by_, *raw_, *kept_, *row_;
