@@ -1,0 +1,87 @@
+"""Max pooling with large overlapping windows, backward: when and how the scan kernel runs.
+
+Called by `backward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ndpool._triton import tuning
+from ndpool._triton.kernels.scan_backward import scan_backward_kernel
+from ndpool._triton.launch import Launch, is_dense, launcher
+from ndpool._triton.memory import LIMIT, Layout, next_power
+from ndpool.geometry import AxisPlan
+
+
+def scans(axes: tuple[AxisPlan, ...], layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether windows overlap so much that a scan takes less time than a gather."""
+    d, h, last = axes
+    if d.size > 1 or not is_dense(axes) or dtype is torch.float64 or not tuning.SCANS:
+        return False
+    return True
+
+
+def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> Launch | None:
+    """Launcher for the scan kernel, or None if planes are too large or rows have gaps."""
+    _, h, last = axes
+    steps = layout.input_strides[0] if layout.channels else layout.input_strides[5]
+    out_steps = layout.output_strides[0] if layout.channels else layout.output_strides[5]
+    reach = max(
+        sum((a.size + a.kernel) * abs(s) for a, s in zip(axes, layout.input_strides[3:], strict=True)),
+        sum((a.out + 8) * abs(s) for a, s in zip(axes, layout.output_strides[3:], strict=True)),
+    )
+    if steps != 1 or out_steps != 1 or reach > LIMIT:
+        return None
+    n_c, n_planes = layout.sizes[0], layout.sizes[1] * layout.sizes[2]
+    channels = min(next_power(n_c), max(8, tuning.SCAN_BYTES // min(itemsize, 8))) if layout.channels else 1
+    outs = next_power(last.out)
+    width = last.size
+    if outs > tuning.SCAN_COLUMNS:
+        outs = max(tuning.SCAN_COLUMNS, next_power(2 * last.kernel // last.stride))
+        width = (outs - 1) * last.stride - last.kernel + 2
+    inputs = next_power(width)
+    threads = tuning.SCAN_THREADS if inputs * channels <= 2 * tuning.SCAN_THREADS else 2 * tuning.SCAN_THREADS
+    planes = max(1, min(threads // (inputs * channels), next_power(n_planes)))
+    if layout.leads > 1:
+        planes = 1
+    rows = max(1, min(tuning.SCAN_ROWS, tuning.SCAN_EACH * threads // (planes * outs * channels)))
+    blocks_w, blocks_c, groups = -(-last.size // width), -(-n_c // channels), -(-n_planes // planes)
+    # Rows are cut into chunks, which read the outputs between them twice, only where planes are too few.
+    items = groups * blocks_c * blocks_w
+    chunks = max(1, min(h.size // max(8, 2 * h.kernel), tuning.SCAN_PROGRAMS // items))
+    height = -(-h.size // chunks)
+    chunks = -(-h.size // height)
+    items *= chunks
+    grid = min(items, tuning.SCAN_PROGRAMS * 128 // threads)
+    page = planes * rows * inputs * channels
+    x, y = layout.input_strides, layout.output_strides
+    numbers: list[Any] = [items, n_planes, layout.sizes[1], n_c, blocks_c, blocks_w, chunks, width, height]
+    numbers += [x[1], x[2], x[4], x[5], y[1], y[2], y[4], y[5]]
+    numbers += [h.size, last.size, h.out, last.out]
+    constants = {
+        "KH": h.kernel,
+        "KW": last.kernel,
+        "SH": h.stride,
+        "SW": last.stride,
+        "PH": -h.origin,
+        "PW": -last.origin,
+        "PLANES": planes,
+        "ROWS": rows,
+        "OUTS": outs,
+        "INPUTS": inputs,
+        "C": channels,
+        "CHANNELS": layout.channels,
+        "LEADS": max(1, layout.leads),
+        "num_warps": threads // 32,
+    }
+    write = launcher(scan_backward_kernel, grid, numbers, constants, [], itemsize < 16)
+
+    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+        scratch = torch.empty(2 * grid * page, dtype=torch.int64, device=result.device)
+        write(grad, offsets, result, scratch)
+
+    return launch
