@@ -36,19 +36,23 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
     )
     if steps != 1 or out_steps != 1 or reach > LIMIT:
         return None
-    n_c, n_planes = layout.sizes[0], layout.sizes[1] * layout.sizes[2]
-    channels = min(next_power(n_c), max(8, tuning.SCAN_BYTES // min(itemsize, 8))) if layout.channels else 1
-    outs = next_power(last.out)
-    width = last.size
-    if outs > tuning.SCAN_COLUMNS:
-        outs = max(tuning.SCAN_COLUMNS, next_power(2 * last.kernel // last.stride))
-        width = (outs - 1) * last.stride - last.kernel + 2
-    inputs = next_power(width)
-    threads = tuning.SCAN_THREADS if inputs * channels <= 2 * tuning.SCAN_THREADS else 2 * tuning.SCAN_THREADS
-    planes = max(1, min(threads // (inputs * channels), next_power(n_planes)))
-    if layout.leads > 1:
-        planes = 1
-    rows = max(1, min(tuning.SCAN_ROWS, tuning.SCAN_EACH * threads // (planes * outs * channels)))
+    n_c, n_planes, unit, width = layout.sizes[0], layout.sizes[1] * layout.sizes[2], 1, last.size
+    if layout.channels:
+        channels = min(32, next_power(n_c))
+        inputs = min(32 if last.kernel <= 16 else 64, next_power(last.size))
+        width = -(-last.size // -(-last.size // inputs))
+        planes, outs, rows = 1, 1, min(tuning.SCAN_ROWS_CHANNELS, tuning.THREADS // channels)
+    else:
+        channels, outs = 1, next_power(last.out)
+        if not any(s % 4 for s in layout.output_strides[1:5]):
+            unit = 4
+        if outs > 128:
+            outs = max(128, next_power(2 * last.kernel // last.stride))
+            width = (outs - unit) * last.stride - last.kernel + 2
+        inputs = next_power(width)
+        planes = max(1, min(tuning.THREADS // inputs, next_power(n_planes))) if layout.leads < 2 else 1
+        rows = max(1, min(8, tuning.SCAN_EACH * tuning.THREADS // (planes * outs)))
+    threads = tuning.THREADS
     blocks_w, blocks_c, groups = -(-last.size // width), -(-n_c // channels), -(-n_planes // planes)
     # Rows are cut into chunks, which read the outputs between them twice, only where planes are too few.
     items = groups * blocks_c * blocks_w
@@ -56,11 +60,11 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
     height = -(-h.size // chunks)
     chunks = -(-h.size // height)
     items *= chunks
-    grid = min(items, tuning.SCAN_PROGRAMS * 128 // threads)
+    grid = min(items, tuning.SCAN_PROGRAMS)
     page = planes * rows * inputs * channels
     x, y = layout.input_strides, layout.output_strides
     numbers: list[Any] = [items, n_planes, layout.sizes[1], n_c, blocks_c, blocks_w, chunks, width, height]
-    numbers += [x[1], x[2], x[4], x[5], y[1], y[2], y[4], y[5]]
+    numbers += [x[1], x[2], x[4], x[5], y[1] // unit, y[2] // unit, y[4] // unit, y[5]]
     numbers += [h.size, last.size, h.out, last.out]
     constants = {
         "KH": h.kernel,
@@ -74,6 +78,7 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
         "OUTS": outs,
         "INPUTS": inputs,
         "C": channels,
+        "UNIT": unit,
         "CHANNELS": layout.channels,
         "LEADS": max(1, layout.leads),
         "num_warps": threads // 32,

@@ -39,12 +39,9 @@ FEW_PLANES = 512  # too few to fill the device
 
 # Gradients of max pooling with large overlapping windows, by scans.
 SCANS = True
-SCAN_COLUMNS = 128  # outputs of a row at a time
-SCAN_BYTES = 32  # of neighbouring channels
-SCAN_ROWS = 8
-SCAN_EACH = 8  # outputs per thread
-SCAN_THREADS = 128
-SCAN_PROGRAMS = 1056  # of so many threads: what a large device runs at a time
+SCAN_EACH = 4  # outputs per thread
+SCAN_ROWS_CHANNELS = 4
+SCAN_PROGRAMS = 2112  # what a large device runs at a time
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number

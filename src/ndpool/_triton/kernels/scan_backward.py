@@ -1,25 +1,142 @@
-"""Backward of max pooling with large overlapping windows, at a cost that does not depend on the window.
+"""Backward of max pooling with large overlapping windows, at a cost that hardly depends on the window.
 
-Neighbouring windows that take their value from one input are a run: along a row of outputs, windows that take
-from the same column are neighbours and take the same element of it, because each of them contains all
-elements of that column that the others contain. So a segmented scan along a row sums what each column of
-inputs gets from this row, and a walk down the rows sums what each input gets.
+Windows of one row that take their value from the same column of inputs are neighbours and take the same
+element of it: each of them contains every element of that column that the others contain. So a row of outputs
+falls into runs, one for each column it takes from. Sums of runs are handed to the columns, and a walk down
+each column adds those of all rows that take the same element; these rows follow each other, too.
 """
 
 import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.indexing import wait_for_previous
-from ndpool._triton.kernels.reducers import widen
+from ndpool._triton.kernels.reducers import USE_PTX, widen
 
 _SIZES = ["items", "n_planes", "n_1", "n_c", "blocks_c", "blocks_w", "chunks", "width", "height"]
 _SIZES += ["x_1", "x_2", "x_h", "x_w", "y_1", "y_2", "y_h", "y_w", "size_h", "size_w", "out_h", "out_w"]
-_NONE = tl.constexpr(-(2**32))  # row -1, sum 0
+_NONE = tl.constexpr(-(2**32))  # row -1 and sum 0
+
+
+@triton.jit
+def _packed(row, total):
+    """A row of inputs and a sum in 64 bits."""
+    return (row.to(tl.int64) << 32) | (total.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
+def _scattered(pointer, value, ok):
+    """Store to any addresses; Triton's own store first exchanges all operands between threads."""
+    if not USE_PTX:
+        tl.store(pointer, value, mask=ok)
+    elif value.dtype.primitive_bitwidth == 64:
+        _put(pointer, value, ok, "@p st.global.b64 [$1], $2;", "=r,l,l,r")
+    elif value.dtype.primitive_bitwidth == 32:
+        _put(pointer, value.to(tl.int32, bitcast=True), ok, "@p st.global.b32 [$1], $2;", "=r,l,r,r")
+    else:
+        _put(pointer, value.to(tl.int16, bitcast=True), ok, "@p st.global.b16 [$1], $2;", "=r,l,h,r")
+
+
+@triton.jit
+def _put(pointer, value, ok, STORE: tl.constexpr, CONSTRAINTS: tl.constexpr):
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $3, 0; " + STORE + " mov.b32 $0, 0; }",
+        CONSTRAINTS,
+        [pointer, value, ok.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
 def _add_to_run(key, total, next_key, value):
     return next_key, tl.where(key == next_key, total + value, value)
+
+
+@triton.jit
+def _scan(
+    page,
+    grad,
+    offsets,
+    start,
+    end,
+    end_next,
+    at,
+    column,
+    n_h,
+    n_w,
+    s,
+    y_h,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    first,
+    ROWS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    UNIT: tl.constexpr,
+):
+    """Sums of the runs of ROWS contiguous rows of outputs, by a scan along the rows."""
+    oh = start + s % ROWS
+    there = oh < end
+    at = at + oh * y_h * UNIT
+    g = widen(tl.load(grad + at, mask=there, other=0), tl.float32)
+    tap = tl.load(offsets + at, mask=there, other=0).to(tl.int32)
+    after = tl.load(offsets + 1 + at, mask=oh < end_next, other=0).to(tl.int32)
+    th = (tap.to(tl.uint32) // KW).to(tl.int32)
+    tw = tap - th * KW
+    i = th + (oh * SH - first)
+    to = tw + column
+    # The next window takes the same element at an offset that is smaller by the stride.
+    ends = (after != tap - SW) | (tw < SW) | (oh >= end_next)
+    ends = ends & there & (i.to(tl.uint32) < n_h.to(tl.uint32)) & (to.to(tl.uint32) < n_w.to(tl.uint32))
+    _, sums = tl.associative_scan((to, g), 1, _add_to_run)
+    return page + (s * INPUTS + to), _packed(i, sums), ends
+
+
+@triton.jit
+def _walk(
+    page,
+    grad,
+    offsets,
+    oh,
+    there,
+    at,
+    first_ow,
+    end_ow,
+    origin,
+    n_h,
+    n_w,
+    to_page,
+    y_w,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    first,
+    C: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Sums of the runs of rows of outputs whose channels are contiguous, one column after the other."""
+    column = at * 0 - 1
+    row = at * 0
+    total = column.to(tl.float32)
+    for ow in range(first_ow, end_ow, STEP):
+        g = ()
+        taps = ()
+        for k in tl.static_range(STEP):
+            ok = there & (ow + k + column * 0 < end_ow)
+            g = g + (widen(tl.load(grad + at + (ow + k) * y_w, mask=ok, other=0), tl.float32),)
+            taps = taps + (tl.load(offsets + at + (ow + k) * y_w, mask=ok, other=0).to(tl.int32),)
+        for k in tl.static_range(STEP):
+            th = (taps[k].to(tl.uint32) // KW).to(tl.int32)
+            to = taps[k] - th * KW + ((ow + k) * SW - origin)
+            new = there & (ow + k + column * 0 < end_ow) & (to != column)
+            ends = new & (row.to(tl.uint32) < n_h.to(tl.uint32)) & (column.to(tl.uint32) < n_w.to(tl.uint32))
+            tl.store(page + (to_page + column * C), _packed(row, total), mask=ends)
+            total = tl.where(new, g[k], total + g[k])
+            row = tl.where(new, th + (oh * SH - first), row)
+            column = tl.where(new, to, column)
+    ends = (row.to(tl.uint32) < n_h.to(tl.uint32)) & (column.to(tl.uint32) < n_w.to(tl.uint32))
+    tl.store(page + (to_page + column * C), _packed(row, total), mask=ends & there)
 
 
 @triton.jit
@@ -81,6 +198,7 @@ def scan_backward_kernel(
     OUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     C: tl.constexpr,
+    UNIT: tl.constexpr,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
 ):
@@ -93,7 +211,6 @@ def scan_backward_kernel(
     PAGE: tl.constexpr = HEIGHT * INPUTS * C
     pid = tl.program_id(0)
     wait_for_previous()
-    s, p, c = _tile(HEIGHT, OUTS, C, CHANNELS)
     q, j, cj = _tile(PLANES, INPUTS, C, CHANNELS)
     sz, jz, cz = _tile(HEIGHT, INPUTS, C, CHANNELS)
     home = scratch + pid.to(tl.int64) * (2 * PAGE)
@@ -112,25 +229,17 @@ def scan_backward_kernel(
         # Outputs that may have taken their value from these inputs.
         first_oh = tl.maximum(0, first_h + PH - KH + SH) // SH
         end_oh = tl.minimum(out_h, (first_h + n_h - 1 + PH) // SH + 1)
-        first_ow = tl.maximum(0, first_w + PW - KW + SW) // SW
+        first_ow = tl.maximum(0, first_w + PW - KW + SW) // (SW * UNIT) * UNIT
+        end_ow = tl.minimum(out_w, (first_w + n_w - 1 + PW) // SW + 1)
         left = n_planes - group * PLANES
-        # Rows of outputs that exist in a column, in the next one, and rows of inputs; 0 beside the planes.
-        ok = (s // ROWS < left) & (first_ow + p < out_w)
-        more = (s // ROWS < left) & (first_ow + p + 1 < out_w)
         own = (q < left) & (j < n_w)
         if CHANNELS:
-            ok = ok & (channel + c < n_c)
-            more = more & (channel + c < n_c)
             own = own & (channel + cj < n_c)
-        end = tl.where(ok, end_oh, 0)
-        end_next = tl.where(more, end_oh, 0)
-        end_i = tl.where(own, n_h, 0)
+        end_i = tl.where(own, n_h, 0)  # rows of inputs; 0 beside the planes
         plane = group * PLANES
-        y_base = _base(plane, n_1, y_1, y_2, LEADS) + first_ow * y_w + channel
+        y_base = _base(plane, n_1, y_1, y_2, LEADS) * UNIT + channel
         x_base = _base(plane, n_1, x_1, x_2, LEADS) + first_w * x_w + channel + first_h.to(tl.int64) * x_h
-        y_at = (s // ROWS) * y_1 + p * y_w + c
         x_at = q * x_1 + j * x_w + cj
-        column = (first_ow + p) * SW - (PW + first_w)
         zero = tl.zeros(own.shape, result.dtype.element_ty)
         row = tl.zeros(own.shape, tl.int32)  # whose gradient is being summed
         total = tl.zeros(own.shape, tl.float32)
@@ -139,46 +248,77 @@ def scan_backward_kernel(
         for above in range(0, reach):
             tl.store(result + x_base + (x_at + above * x_h), zero, mask=above < end_i)
         for start in range(first_oh, end_oh, ROWS):
-            oh = start + s % ROWS
-            there = oh < end
-            at = y_at + oh * y_h
-            g = widen(tl.load(grad + y_base + at, mask=there, other=0), tl.float32)
-            tap = tl.load(offsets + y_base + at, mask=there, other=0).to(tl.int32)
-            after = tl.load(offsets + y_base + (at + y_w), mask=oh < end_next, other=0).to(tl.int32)
-            th = (tap.to(tl.uint32) // KW).to(tl.int32)
-            tw = tap - th * KW
-            i = th + (oh * SH - (PH + first_h))
-            to = tw + column
-            # The next window takes the same element at an offset that is smaller by the stride.
-            ends = (after != tap - SW) | (tw < SW) | (oh >= end_next)
-            ends = ends & there & (i.to(tl.uint32) < n_h.to(tl.uint32)) & (to.to(tl.uint32) < n_w.to(tl.uint32))
-            _, sums = tl.associative_scan((to, g), 1, _add_to_run)
             page = home + (start - first_oh) // ROWS % 2 * PAGE
-            bits = sums.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
             tl.store(page + ((sz * INPUTS + jz) * C + cz), tl.full((sz + jz + cz).shape, _NONE, tl.int64))
             begin = start * SH + KH - SH - PH - first_h
             for k in tl.static_range(ROWS * SH):
-                tl.store(
-                    result + x_base + (x_at + (begin + k) * x_h),
-                    zero,
-                    mask=(begin + k < end_i) & (begin + k + j * 0 >= 0),
+                there = (begin + k < end_i) & (begin + k + j * 0 >= 0)
+                tl.store(result + x_base + (x_at + (begin + k) * x_h), zero, mask=there)
+            if CHANNELS:
+                s = tl.arange(0, HEIGHT)[:, None]
+                c = tl.arange(0, C)[None, :]
+                oh = start + s
+                tl.debug_barrier()
+                _walk(
+                    page,
+                    grad + y_base,
+                    offsets + y_base,
+                    oh,
+                    (oh < end_oh) & (channel + c < n_c),
+                    oh * y_h + c,
+                    first_ow,
+                    end_ow,
+                    PW + first_w,
+                    n_h,
+                    n_w,
+                    s * (INPUTS * C) + c,
+                    y_w,
+                    KW,
+                    SH,
+                    SW,
+                    PH + first_h,
+                    C,
+                    4,
                 )
-            tl.debug_barrier()
-            tl.store(page + ((s * INPUTS + to) * C + c), (i.to(tl.int64) << 32) | bits, mask=ends)
+            else:
+                s = tl.arange(0, HEIGHT)[:, None]
+                ow = first_ow + tl.arange(0, OUTS)[None, :]
+                planes = s // ROWS
+                to, value, ends = _scan(
+                    page,
+                    grad + y_base,
+                    offsets + y_base,
+                    start,
+                    tl.where((planes < left) & (ow < out_w), end_oh, 0),
+                    tl.where((planes < left) & (ow + 1 < out_w), end_oh, 0),
+                    planes * y_1 * UNIT + ow,
+                    ow * SW - (PW + first_w),
+                    n_h,
+                    n_w,
+                    s,
+                    y_h,
+                    KW,
+                    SH,
+                    SW,
+                    PH + first_h,
+                    ROWS,
+                    INPUTS,
+                    UNIT,
+                )
+                tl.debug_barrier()
+                _scattered(to, value, ends)
             tl.debug_barrier()
             for k in tl.static_range(ROWS):
                 found = tl.load(page + (((q * ROWS + k) * INPUTS + j) * C + cj))
                 h = (found >> 32).to(tl.int32)
                 v = found.to(tl.int32).to(tl.float32, bitcast=True)
                 new = (h >= 0) & (h != row)
-                tl.store(
-                    result + x_base + (x_at + row * x_h), total.to(result.dtype.element_ty), mask=new
-                )
+                _scattered(result + x_base + (x_at + row * x_h), total.to(result.dtype.element_ty), new)
                 total = tl.where(new, v, total + v)
                 row = tl.where(new, h, row)
         last = tl.maximum(0, end_oh * SH + KH - SH - PH - first_h)
         for below in range(tl.where(end_oh > first_oh, last, 0), n_h):
             tl.store(result + x_base + (x_at + below * x_h), zero, mask=own)
         tl.debug_barrier()
-        tl.store(result + x_base + (x_at + row * x_h), total.to(result.dtype.element_ty), mask=own)
+        _scattered(result + x_base + (x_at + row * x_h), total.to(result.dtype.element_ty), own)
         tl.debug_barrier()
