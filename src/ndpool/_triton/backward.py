@@ -7,7 +7,9 @@ the PyTorch framework.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any
 
 import torch
@@ -15,12 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton import tuning
+from ndpool._triton.decompose import passes
 from ndpool._triton.forward import forward, is_irregular, split_rows, unpadded
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.row_backward import row_backward_kernel
 from ndpool._triton.kernels.scatter_backward import scatter_backward_kernel
 from ndpool._triton.kernels.window_backward import window_backward_kernel
 from ndpool._triton.launch import (
+    SUM,
     Launch,
     Prepared,
     axis_numbers,
@@ -87,8 +91,8 @@ def backward(
         "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
     } | layout_constants(layout)
     last = three[2]
-    ones = is_dense(three) and all(a.stride == 1 for a in three)
-    if scaled and (plan.out == (1,) * len(axes) or (ones and plan.taps > tuning.FUSED_TAPS)):
+    ones = divide != 2 and not has_index and is_dense(three) and all(a.stride == 1 for a in three)
+    if scaled and plan.out == (1,) * len(axes):
         return None
     if (
         not scaled
@@ -107,9 +111,9 @@ def backward(
             return found
     if has_index and _scatters(three, layout, size):
         return _scatter(three, layout, size, common, device)
-    if not has_index and not scaled and divide != 2 and ones:
+    if ones:
         shapes = dict(zip(Arrays._fields, memory, strict=False))
-        return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by)
+        return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by, scaled)
     found = None
     sums = not has_index and not scaled and unpadded(three)
     if sums and not (is_dense(three) and prod(a.stride for a in three) < 16):
@@ -165,21 +169,49 @@ def _transposed(plan: Plan) -> Plan:
 
 
 def _over_transposed(
-    plan: Plan, axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int
+    plan: Plan, axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: bool
 ) -> Launch | None:
-    """The gradient of sums with stride 1: a sum over the transposed plan."""
+    """The gradient of sums with stride 1: a sum over the transposed plan, along one axis first if it is long."""
     shape, stride, out_shape, out_stride = arrays[:4]
     swapped = arrays._replace(shape=out_shape, stride=out_stride, out_shape=shape, out_stride=stride)
-    run = forward(_transposed(plan), axes, swapped, 2, 0, divides, by)
-    if run is None:
+    contiguous = stride[axes[-1]] == 1
+    parts = passes(_transposed(plan), tuning.SUM_PASSES if contiguous else tuning.SUM_PASSES_CHANNELS)
+    if parts is None:
+        run = forward(_transposed(plan), axes, swapped, SUM, 0, divides, by, scaled)
+        if run is None:
+            return None
+        if isinstance(run, Prepared):
+            run.direction = "backward"
+
+        def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+            run(grad, result, offsets if scaled else result)
+
+        return launch
+    down, along = parts
+    between = list(out_shape)
+    between[axes[-1]] = shape[axes[-1]]
+    wide = torch.promote_types(arrays.dtype, torch.float32)
+    order = sorted(range(len(shape)), key=lambda a: (stride[a], -a))
+    steps = [0] * len(shape)
+    for a, n in zip(order, [1, *accumulate((between[a] for a in order[:-1]), mul)], strict=True):
+        steps[a] = n
+    middle = (tuple(between), tuple(steps))
+    rows = swapped._replace(out_shape=middle[0], out_stride=middle[1], result=wide)
+    columns = swapped._replace(shape=middle[0], stride=middle[1], dtype=wide)
+    first = forward(along, axes[-1:], rows, SUM, 0, False, 0)
+    second = forward(down, axes[:-1], columns, SUM, 0, divides, by, scaled)
+    if first is None or second is None:
         return None
-    if isinstance(run, Prepared):
-        run.direction = "backward"
+    for part in (first, second):
+        if isinstance(part, Prepared):
+            part.direction = "backward"
 
-    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
-        run(grad, result, result)
+    def launch_both(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+        sums = torch.empty_strided(*middle, dtype=wide, device=grad.device)
+        first(grad, sums, sums)
+        second(sums, result, offsets if scaled else result)
 
-    return launch
+    return launch_both
 
 
 def _outputs_of_block(axis: AxisPlan) -> tuple[int, int]:

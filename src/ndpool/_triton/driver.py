@@ -87,7 +87,8 @@ def starter(
     attributes = (_Attribute * 1)()
     attributes[0].id, attributes[0].value[0] = _SERIALIZATION, 1
     block = (32 * about.num_warps, 1, 1)
-    kernel, launch = ctypes.c_void_p(made.function), library.cuLaunchKernelEx
+    kernel, launch = made.function, library["cuLaunchKernelEx"]  # a function object of its own
+    launch.argtypes = [ctypes.c_void_p] * 4
     free: list[tuple[Any, ...]] = []
     take, give = free.pop, free.append
 
@@ -98,7 +99,8 @@ def starter(
         config = _Config(
             grid, block, about.shared, None, ctypes.addressof(attributes), int(bool(about.launch_pdl))
         )
-        return arrays, config, ctypes.byref(config), (ctypes.c_void_p * len(addresses))(*addresses)
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        return arrays, config, ctypes.addressof(config), ctypes.addressof(pointers), pointers
 
     def start(stream: int, x: int, y: int, extra: int, *more: int) -> None:
         # Each call has its own memory for what changes: several threads may start the same kernel.
@@ -106,7 +108,7 @@ def starter(
             memory = take()
         except IndexError:
             memory = new()
-        arrays, config, reference, addresses = memory
+        arrays, config, reference, addresses, _ = memory
         arrays[0], arrays[1], arrays[2] = x, y, extra
         if more:
             arrays[3:] = more

@@ -261,8 +261,10 @@ class Prepared:
             kind = self.name.removesuffix("_forward").removesuffix("_backward")
             _record.note_kernel(self.direction, kind, str(x.device))
         if self.ready:
-            addresses = [t.data_ptr() for t in more]
-            self.start(current_stream(x.get_device()), x.data_ptr(), y.data_ptr(), extra.data_ptr(), *addresses)
+            addresses = (x.data_ptr(), y.data_ptr(), extra.data_ptr())
+            if more:
+                addresses += tuple(t.data_ptr() for t in more)
+            self.start(current_stream(x.get_device()), *addresses)
             return
         arguments, constants = self._arguments
         made = self._kernel[self._grid](x, y, extra, *more, *arguments, **constants)

@@ -43,6 +43,10 @@ SCAN_EACH = 4  # outputs per thread
 SCAN_ROWS_CHANNELS = 4
 SCAN_PROGRAMS = 2112  # what a large device runs at a time
 
+# Gradients of sums with stride 1: windows from which one axis is summed first.
+SUM_PASSES = 17
+SUM_PASSES_CHANNELS = 10
+
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number
 

@@ -41,7 +41,7 @@ def _put(pointer, value, ok, STORE: tl.constexpr, CONSTRAINTS: tl.constexpr):
     tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.b32 p, $3, 0; " + STORE + " mov.b32 $0, 0; }",
         CONSTRAINTS,
-        [pointer, value, ok.to(tl.int32)],
+        [pointer.to(tl.int64), value, ok.to(tl.int32)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
