@@ -20,7 +20,7 @@ from ndpool.geometry import AxisPlan
 def scans(axes: tuple[AxisPlan, ...], layout: Layout, dtype: torch.dtype) -> bool:
     """Whether windows overlap so much that a scan takes less time than a gather."""
     d, h, last = axes
-    if d.size > 1 or not is_dense(axes) or dtype is torch.float64 or not tuning.SCANS:
+    if d.size > 1 or h.kernel > 254 or not is_dense(axes) or dtype is torch.float64 or not tuning.SCANS:
         return False
     return True
 
@@ -63,7 +63,7 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
     grid = min(items, tuning.SCAN_PROGRAMS)
     page = planes * rows * inputs * channels
     x, y = layout.input_strides, layout.output_strides
-    numbers: list[Any] = [items, n_planes, layout.sizes[1], n_c, blocks_c, blocks_w, chunks, width, height]
+    numbers: list[Any] = [2 * grid * page, items, n_planes, layout.sizes[1], n_c, blocks_c, blocks_w, chunks, width, height]
     numbers += [x[1], x[2], x[4], x[5], y[1] // unit, y[2] // unit, y[4] // unit, y[5]]
     numbers += [h.size, last.size, h.out, last.out]
     constants = {
@@ -86,7 +86,8 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
     write = launcher(scan_backward_kernel, grid, numbers, constants, [], itemsize < 16)
 
     def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
-        scratch = torch.empty(2 * grid * page, dtype=torch.int64, device=result.device)
+        # Sums, then one byte per sum.
+        scratch = torch.empty(2 * grid * page * 5 // 4, dtype=torch.float32, device=result.device)
         write(grad, offsets, result, scratch)
 
     return launch

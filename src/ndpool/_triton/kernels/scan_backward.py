@@ -12,15 +12,8 @@ import triton.language as tl
 from ndpool._triton.kernels.indexing import wait_for_previous
 from ndpool._triton.kernels.reducers import USE_PTX, widen
 
-_SIZES = ["items", "n_planes", "n_1", "n_c", "blocks_c", "blocks_w", "chunks", "width", "height"]
+_SIZES = ["items", "n_planes", "n_1", "n_c", "blocks_c", "blocks_w", "chunks", "width", "height", "home_1"]
 _SIZES += ["x_1", "x_2", "x_h", "x_w", "y_1", "y_2", "y_h", "y_w", "size_h", "size_w", "out_h", "out_w"]
-_NONE = tl.constexpr(-(2**32))  # row -1 and sum 0
-
-
-@triton.jit
-def _packed(row, total):
-    """A row of inputs and a sum in 64 bits."""
-    return (row.to(tl.int64) << 32) | (total.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
 
 
 @triton.jit
@@ -28,8 +21,8 @@ def _scattered(pointer, value, ok):
     """Store to any addresses; Triton's own store first exchanges all operands between threads."""
     if not USE_PTX:
         tl.store(pointer, value, mask=ok)
-    elif value.dtype.primitive_bitwidth == 64:
-        _put(pointer, value, ok, "@p st.global.b64 [$1], $2;", "=r,l,l,r")
+    elif value.dtype.primitive_bitwidth == 8:
+        _put(pointer, value.to(tl.int16), ok, "@p st.global.b8 [$1], $2;", "=r,l,h,r")
     elif value.dtype.primitive_bitwidth == 32:
         _put(pointer, value.to(tl.int32, bitcast=True), ok, "@p st.global.b32 [$1], $2;", "=r,l,r,r")
     else:
@@ -54,89 +47,67 @@ def _add_to_run(key, total, next_key, value):
 
 
 @triton.jit
-def _scan(
-    page,
-    grad,
-    offsets,
-    start,
-    end,
-    end_next,
-    at,
-    column,
-    n_h,
-    n_w,
-    s,
-    y_h,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    first,
-    ROWS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    UNIT: tl.constexpr,
-):
-    """Sums of the runs of ROWS contiguous rows of outputs, by a scan along the rows."""
-    oh = start + s % ROWS
-    there = oh < end
+def _outputs(grad, offsets, at, oh, end, end_next, y_h, UNIT: tl.constexpr):
+    """Gradients and offsets of a tile of outputs, and the offsets of their right neighbours."""
     at = at + oh * y_h * UNIT
-    g = widen(tl.load(grad + at, mask=there, other=0), tl.float32)
-    tap = tl.load(offsets + at, mask=there, other=0).to(tl.int32)
-    after = tl.load(offsets + 1 + at, mask=oh < end_next, other=0).to(tl.int32)
-    th = (tap.to(tl.uint32) // KW).to(tl.int32)
-    tw = tap - th * KW
-    i = th + (oh * SH - first)
-    to = tw + column
-    # The next window takes the same element at an offset that is smaller by the stride.
-    ends = (after != tap - SW) | (tw < SW) | (oh >= end_next)
-    ends = ends & there & (i.to(tl.uint32) < n_h.to(tl.uint32)) & (to.to(tl.uint32) < n_w.to(tl.uint32))
-    _, sums = tl.associative_scan((to, g), 1, _add_to_run)
-    return page + (s * INPUTS + to), _packed(i, sums), ends
+    g = tl.load(grad + at, mask=oh < end, other=0)
+    tap = tl.load(offsets + at, mask=oh < end, other=0)
+    return g, tap, tl.load(offsets + 1 + at, mask=oh < end_next, other=0)
 
 
 @triton.jit
 def _walk(
-    page,
+    tags,
+    sums,
     grad,
     offsets,
-    oh,
     there,
     at,
     first_ow,
     end_ow,
     origin,
+    row,
     n_h,
     n_w,
-    to_page,
     y_w,
     KW: tl.constexpr,
-    SH: tl.constexpr,
     SW: tl.constexpr,
-    first,
     C: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Sums of the runs of rows of outputs whose channels are contiguous, one column after the other."""
-    column = at * 0 - 1
-    row = at * 0
-    total = column.to(tl.float32)
+    """Sums of the runs of rows of outputs whose channels are contiguous, one column after the other.
+
+    `tags` and `sums` point to the first column of a row of outputs, whose first tap is in row `row`.
+    """
+    zero = at * 0
+    column = zero - 1
+    tap = zero
+    total = zero.to(tl.float32)
     for ow in range(first_ow, end_ow, STEP):
         g = ()
         taps = ()
         for k in tl.static_range(STEP):
-            ok = there & (ow + k + column * 0 < end_ow)
+            ok = there & (ow + k + zero < end_ow)
             g = g + (widen(tl.load(grad + at + (ow + k) * y_w, mask=ok, other=0), tl.float32),)
             taps = taps + (tl.load(offsets + at + (ow + k) * y_w, mask=ok, other=0).to(tl.int32),)
         for k in tl.static_range(STEP):
             th = (taps[k].to(tl.uint32) // KW).to(tl.int32)
             to = taps[k] - th * KW + ((ow + k) * SW - origin)
-            new = there & (ow + k + column * 0 < end_ow) & (to != column)
-            ends = new & (row.to(tl.uint32) < n_h.to(tl.uint32)) & (column.to(tl.uint32) < n_w.to(tl.uint32))
-            tl.store(page + (to_page + column * C), _packed(row, total), mask=ends)
+            new = there & (ow + k + zero < end_ow) & (to != column)
+            ends = new & _within(row + tap, n_h) & _within(column, n_w)
+            tl.store(tags + column * C, (tap + 1).to(tl.uint8), mask=ends)
+            tl.store(sums + column * C, total, mask=ends)
             total = tl.where(new, g[k], total + g[k])
-            row = tl.where(new, th + (oh * SH - first), row)
+            tap = tl.where(new, th, tap)
             column = tl.where(new, to, column)
-    ends = (row.to(tl.uint32) < n_h.to(tl.uint32)) & (column.to(tl.uint32) < n_w.to(tl.uint32))
-    tl.store(page + (to_page + column * C), _packed(row, total), mask=ends & there)
+    ends = there & _within(row + tap, n_h) & _within(column, n_w)
+    tl.store(tags + column * C, (tap + 1).to(tl.uint8), mask=ends)
+    tl.store(sums + column * C, total, mask=ends)
+
+
+@triton.jit
+def _within(i, n):
+    return i.to(tl.uint32) < n.to(tl.uint32)
 
 
 @triton.jit
@@ -166,6 +137,7 @@ def scan_backward_kernel(
     offsets,
     result,
     scratch,
+    home_1,
     items,
     n_planes,
     n_1,
@@ -204,7 +176,8 @@ def scan_backward_kernel(
 ):
     """Gradients of `height` rows and `width` columns of PLANES planes and C channels at a time.
 
-    Sums of runs go to the columns of their inputs through scratch memory, which each program has to itself.
+    Sums of runs go to the columns of their inputs through scratch memory, which each program has to itself:
+    two pages of sums, and from `home_1` on of tags, the row of the tap plus 1, or 0 where there is no run.
     Rows and columns of inputs are counted from the first one of the program.
     """
     HEIGHT: tl.constexpr = PLANES * ROWS
@@ -213,7 +186,9 @@ def scan_backward_kernel(
     wait_for_previous()
     q, j, cj = _tile(PLANES, INPUTS, C, CHANNELS)
     sz, jz, cz = _tile(HEIGHT, INPUTS, C, CHANNELS)
+    s = tl.arange(0, HEIGHT)[:, None]
     home = scratch + pid.to(tl.int64) * (2 * PAGE)
+    tags_home = (scratch + home_1).to(tl.pointer_type(tl.uint8)) + pid.to(tl.int64) * (2 * PAGE)
     for item in range(pid, items, tl.num_programs(0)):
         rest = item // chunks
         first_h = (item - rest * chunks) * height
@@ -247,74 +222,68 @@ def scan_backward_kernel(
         reach = first_oh * SH + KH - SH - PH - first_h
         for above in range(0, reach):
             tl.store(result + x_base + (x_at + above * x_h), zero, mask=above < end_i)
+        if not CHANNELS:
+            ow = first_ow + tl.arange(0, OUTS)[None, :]
+            end = tl.where((s // ROWS < left) & (ow < out_w), end_oh, 0)
+            end_next = tl.where((s // ROWS < left) & (ow + 1 < out_w), end_oh, 0)
+            given = (grad + y_base, offsets + y_base, (s // ROWS) * y_1 * UNIT + ow)
+            g, taps, after = _outputs(*given, first_oh + s % ROWS, end, end_next, y_h, UNIT)
         for start in range(first_oh, end_oh, ROWS):
-            page = home + (start - first_oh) // ROWS % 2 * PAGE
-            tl.store(page + ((sz * INPUTS + jz) * C + cz), tl.full((sz + jz + cz).shape, _NONE, tl.int64))
+            page = (start - first_oh) // ROWS % 2 * PAGE
+            tags = tags_home + page
+            sums = home + page
+            tl.store(tags + ((sz * INPUTS + jz) * C + cz), tl.zeros((sz + jz + cz).shape, tl.uint8))
             begin = start * SH + KH - SH - PH - first_h
             for k in tl.static_range(ROWS * SH):
                 there = (begin + k < end_i) & (begin + k + j * 0 >= 0)
                 tl.store(result + x_base + (x_at + (begin + k) * x_h), zero, mask=there)
             if CHANNELS:
-                s = tl.arange(0, HEIGHT)[:, None]
                 c = tl.arange(0, C)[None, :]
                 oh = start + s
                 tl.debug_barrier()
                 _walk(
-                    page,
+                    tags + (s * (INPUTS * C) + c),
+                    sums + (s * (INPUTS * C) + c),
                     grad + y_base,
                     offsets + y_base,
-                    oh,
                     (oh < end_oh) & (channel + c < n_c),
                     oh * y_h + c,
                     first_ow,
                     end_ow,
                     PW + first_w,
+                    oh * SH - (PH + first_h),
                     n_h,
                     n_w,
-                    s * (INPUTS * C) + c,
                     y_w,
                     KW,
-                    SH,
                     SW,
-                    PH + first_h,
                     C,
-                    4,
+                    8,
                 )
             else:
-                s = tl.arange(0, HEIGHT)[:, None]
-                ow = first_ow + tl.arange(0, OUTS)[None, :]
-                planes = s // ROWS
-                to, value, ends = _scan(
-                    page,
-                    grad + y_base,
-                    offsets + y_base,
-                    start,
-                    tl.where((planes < left) & (ow < out_w), end_oh, 0),
-                    tl.where((planes < left) & (ow + 1 < out_w), end_oh, 0),
-                    planes * y_1 * UNIT + ow,
-                    ow * SW - (PW + first_w),
-                    n_h,
-                    n_w,
-                    s,
-                    y_h,
-                    KW,
-                    SH,
-                    SW,
-                    PH + first_h,
-                    ROWS,
-                    INPUTS,
-                    UNIT,
-                )
+                oh = start + s % ROWS
+                tap = taps.to(tl.int32)
+                th = (tap.to(tl.uint32) // KW).to(tl.int32)
+                tw = tap - th * KW
+                to = tw + (ow * SW - (PW + first_w))
+                # The next window takes the same element at an offset that is smaller by the stride.
+                ends = (after.to(tl.int32) != tap - SW) | (tw < SW) | (oh >= end_next)
+                ends = ends & (oh < end) & _within(th + (oh * SH - (PH + first_h)), n_h) & _within(to, n_w)
+                _, found = tl.associative_scan((to, widen(g, tl.float32)), 1, _add_to_run)
                 tl.debug_barrier()
-                _scattered(to, value, ends)
+                _scattered(tags + (s * INPUTS + to), (th + 1).to(tl.uint8), ends)
+                _scattered(sums + (s * INPUTS + to), found, ends)
+                # What the next iteration reads, before this one waits.
+                g, taps, after = _outputs(*given, oh + ROWS, end, end_next, y_h, UNIT)
             tl.debug_barrier()
             for k in tl.static_range(ROWS):
-                found = tl.load(page + (((q * ROWS + k) * INPUTS + j) * C + cj))
-                h = (found >> 32).to(tl.int32)
-                v = found.to(tl.int32).to(tl.float32, bitcast=True)
-                new = (h >= 0) & (h != row)
+                at = ((q * ROWS + k) * INPUTS + j) * C + cj
+                tag = tl.load(tags + at).to(tl.int32)
+                v = tl.load(sums + at)
+                h = tag + ((start + k) * SH - (PH + first_h) - 1)
+                new = (tag > 0) & (h != row)
                 _scattered(result + x_base + (x_at + row * x_h), total.to(result.dtype.element_ty), new)
-                total = tl.where(new, v, total + v)
+                total = tl.where(new, v, total + tl.where(tag > 0, v, 0))
                 row = tl.where(new, h, row)
         last = tl.maximum(0, end_oh * SH + KH - SH - PH - first_h)
         for below in range(tl.where(end_oh > first_oh, last, 0), n_h):
