@@ -105,8 +105,8 @@ def backward(
         )
     if not scaled and (rows := rows_of_channels(three, layout)):
         return channels_backward(layout, rows, size, by, common)
-    if has_index and scans(three, layout, dtype):
-        found = scan_backward(three, layout, size)
+    if has_index and scans(three, dtype):
+        found = scan_backward(three, layout, size, dtype)
         if found is not None:
             return found
     if has_index and _scatters(three, layout, size):

@@ -5,68 +5,126 @@ Called by `backward`.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ndpool._triton import tuning
-from ndpool._triton.kernels.scan_backward import scan_backward_kernel
-from ndpool._triton.launch import Launch, is_dense, launcher
+from ndpool._triton.kernels.scan_backward import depth_backward_kernel, scan_backward_kernel
+from ndpool._triton.launch import Launch, Prepared, is_dense, launcher, max_overlap
 from ndpool._triton.memory import LIMIT, Layout, next_power
 from ndpool.geometry import AxisPlan
 
 
-def scans(axes: tuple[AxisPlan, ...], layout: Layout, dtype: torch.dtype) -> bool:
-    """Whether windows overlap so much that a scan takes less time than a gather."""
+def scans(axes: tuple[AxisPlan, ...], dtype: torch.dtype) -> bool:
+    """Whether windows overlap so much that scans take less time than a gather."""
     d, h, last = axes
-    if d.size > 1 or h.kernel > 254 or not is_dense(axes) or dtype is torch.float64 or not tuning.SCANS:
+    if not is_dense(axes) or dtype is torch.float64 or d.kernel * h.kernel > tuning.SCAN_TAGS:
         return False
-    return True
+    if h.size == 1 or max_overlap(last) == 1:
+        return False
+    apart = dtype.itemsize < 4 and min(h.stride, last.stride) > 1
+    return prod(map(max_overlap, axes)) >= (tuning.SCAN_APART if apart else tuning.SCAN_OVERLAP)
 
 
-def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> Launch | None:
-    """Launcher for the scan kernel, or None if planes are too large or rows have gaps."""
-    _, h, last = axes
-    steps = layout.input_strides[0] if layout.channels else layout.input_strides[5]
-    out_steps = layout.output_strides[0] if layout.channels else layout.output_strides[5]
-    reach = max(
-        sum((a.size + a.kernel) * abs(s) for a, s in zip(axes, layout.input_strides[3:], strict=True)),
-        sum((a.out + 8) * abs(s) for a, s in zip(axes, layout.output_strides[3:], strict=True)),
-    )
-    if steps != 1 or out_steps != 1 or reach > LIMIT:
+def scan_backward(
+    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, dtype: torch.dtype
+) -> Launch | None:
+    """Launcher for the scan kernel, or None if planes are too large or have gaps."""
+    d, h, last = axes
+    x, y = layout.input_strides, layout.output_strides
+    if (x[0], y[0]) != (1, 1) if layout.channels else (x[5], y[5]) != (1, 1):
         return None
-    n_c, n_planes, unit, width = layout.sizes[0], layout.sizes[1] * layout.sizes[2], 1, last.size
+    reach = max(
+        sum((a.size + a.kernel) * abs(s) for a, s in zip(axes, x[3:], strict=True)),
+        sum((a.out + 8) * abs(s) for a, s in zip(axes, y[3:], strict=True)),
+    )
+    deep = d.size > 1
+    if reach > LIMIT or (deep and layout.leads > 1):
+        return None
+    if not deep:
+        leads = (layout.sizes[1] * layout.sizes[2], layout.sizes[1], layout.leads)
+        pass_ = _planes(axes, layout, itemsize, leads, x[1:3], y[1:3], x[4:6])
+        run, scratch_size = pass_
+
+        def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+            scratch = torch.empty(scratch_size, dtype=torch.float32, device=result.device)
+            run(grad, offsets, result, scratch)
+
+        return launch
+    # Planes of outputs first, then along the first axis.
+    n_c, n_leads = layout.sizes[0], layout.sizes[1]
+    plane = h.size * last.size * n_c
+    if (x[4], x[5]) != (last.size * n_c, n_c) or plane * d.out > LIMIT:
+        return None
+    leads = (n_leads * d.out, d.out, 2)
+    total = n_leads * d.out * plane
+    strides = (plane, plane * d.out)
+    run, scratch_size = _planes(axes, layout, itemsize, leads, strides, (y[3], y[1]), x[4:6], total)
+    lanes = tuning.THREADS
+    blocks = -(-plane // lanes)
+    numbers: list[Any] = [total, plane, blocks, x[1], x[3], d.size, d.out]
+    constants = {"KD": d.kernel, "SD": d.stride, "PD": -d.origin, "LANES": lanes, "STEP": 4}
+    along = launcher(
+        depth_backward_kernel, blocks * n_leads, numbers, constants | {"num_warps": lanes // 32}, [], True
+    )
+
+    def launch_both(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+        scratch = torch.empty(scratch_size, dtype=torch.float32, device=result.device)
+        # Sums, then one byte per sum.
+        planes = torch.empty(total + -(-total // 4), dtype=torch.float32, device=result.device)
+        run(grad, offsets, planes, scratch)
+        along(planes, planes, result)
+
+    return launch_both
+
+
+def _planes(
+    axes: tuple[AxisPlan, ...],
+    layout: Layout,
+    itemsize: int,
+    leads: tuple[int, int, int],
+    x_leads: tuple[int, ...],
+    y_leads: tuple[int, ...],
+    x: tuple[int, ...],
+    depths: int = 0,
+) -> tuple[Prepared, int]:
+    """The pass over planes, and the size of its scratch memory; `leads`: planes, the inner ones, and axes."""
+    d, h, last = axes
+    n_planes, n_1, n_axes = leads
+    y = (*y_leads, *layout.output_strides[4:6])
+    n_c, unit, width = layout.sizes[0], 1, last.size
     if layout.channels:
         channels = min(32, next_power(n_c))
         inputs = min(32 if last.kernel <= 16 else 64, next_power(last.size))
         width = -(-last.size // -(-last.size // inputs))
-        planes, outs, rows = 1, 1, min(tuning.SCAN_ROWS_CHANNELS, tuning.THREADS // channels)
+        planes, outs, rows = 1, 1, min(8, tuning.THREADS // channels)
     else:
         channels, outs = 1, next_power(last.out)
-        if not any(s % 4 for s in layout.output_strides[1:5]):
-            unit = 4
-        if outs > 128:
-            outs = max(128, next_power(2 * last.kernel // last.stride))
+        unit = 4 if not any(s % 4 for s in y[:3]) else 1
+        if outs > tuning.SCAN_COLUMNS:
+            outs = max(tuning.SCAN_COLUMNS, next_power(2 * last.kernel // last.stride))
             width = (outs - unit) * last.stride - last.kernel + 2
         inputs = next_power(width)
-        planes = max(1, min(tuning.THREADS // inputs, next_power(n_planes))) if layout.leads < 2 else 1
-        rows = max(1, min(8, tuning.SCAN_EACH * tuning.THREADS // (planes * outs)))
-    threads = tuning.THREADS
+        planes = max(1, min(tuning.THREADS // inputs, next_power(n_planes)))
+        if n_axes > 1 and n_1 % planes:
+            planes = 1
+        rows = max(1, min(8, 4 * tuning.THREADS // (planes * outs)))
     blocks_w, blocks_c, groups = -(-last.size // width), -(-n_c // channels), -(-n_planes // planes)
-    # Rows are cut into chunks, which read the outputs between them twice, only where planes are too few.
+    # Rows are cut into chunks, which read the outputs between them twice, where planes are too few.
     items = groups * blocks_c * blocks_w
-    chunks = max(1, min(h.size // max(8, 2 * h.kernel), tuning.SCAN_PROGRAMS // items))
+    chunks = max(1, min(h.size // 8, tuning.SCAN_PROGRAMS // 2 // items))
     height = -(-h.size // chunks)
     chunks = -(-h.size // height)
-    items *= chunks
-    grid = min(items, tuning.SCAN_PROGRAMS)
+    grid = min(items * chunks, tuning.SCAN_PROGRAMS // 4 if layout.channels else tuning.SCAN_PROGRAMS)
     page = planes * rows * inputs * channels
-    x, y = layout.input_strides, layout.output_strides
-    numbers: list[Any] = [2 * grid * page, items, n_planes, layout.sizes[1], n_c, blocks_c, blocks_w, chunks, width, height]
-    numbers += [x[1], x[2], x[4], x[5], y[1] // unit, y[2] // unit, y[4] // unit, y[5]]
-    numbers += [h.size, last.size, h.out, last.out]
+    numbers: list[Any] = [2 * grid * page, depths, items * chunks, n_planes, n_1, n_c]
+    numbers += [blocks_c, blocks_w, chunks, width, height, *x_leads, *x]
+    numbers += [*(s // unit for s in y[:3]), y[3], h.size, last.size, h.out, last.out]
     constants = {
+        "KD": d.kernel,
         "KH": h.kernel,
         "KW": last.kernel,
         "SH": h.stride,
@@ -80,14 +138,8 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
         "C": channels,
         "UNIT": unit,
         "CHANNELS": layout.channels,
-        "LEADS": max(1, layout.leads),
-        "num_warps": threads // 32,
+        "LEADS": max(1, n_axes),
+        "num_warps": tuning.THREADS // 32,
     }
-    write = launcher(scan_backward_kernel, grid, numbers, constants, [], itemsize < 16)
-
-    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
-        # Sums, then one byte per sum.
-        scratch = torch.empty(2 * grid * page * 5 // 4, dtype=torch.float32, device=result.device)
-        write(grad, offsets, result, scratch)
-
-    return launch
+    # Sums, then one byte per sum.
+    return launcher(scan_backward_kernel, grid, numbers, constants, [], itemsize < 16), 2 * grid * page * 5 // 4

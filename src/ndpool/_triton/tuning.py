@@ -38,9 +38,10 @@ ZEROS = 2**16  # bytes of a plane that one program fills with zeros
 FEW_PLANES = 512  # too few to fill the device
 
 # Gradients of max pooling with large overlapping windows, by scans.
-SCANS = True
-SCAN_EACH = 4  # outputs per thread
-SCAN_ROWS_CHANNELS = 4
+SCAN_OVERLAP = 49  # windows that contain one input, from which this pays
+SCAN_APART = 16  # likewise of half types, if no window has stride 1
+SCAN_TAGS = 254  # rows of a window that one byte can number
+SCAN_COLUMNS = 128  # outputs of a row that a warp scans
 SCAN_PROGRAMS = 2112  # what a large device runs at a time
 
 # Gradients of sums with stride 1: windows from which one axis is summed first.
