@@ -143,6 +143,12 @@ CASES = [
     ("avg_pool3d", (1, 4, 4, 4, 8), (2,)),
     ("max_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
+    # Gradients by scans: volumes, strides, rows in several blocks.
+    ("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)),
+    ("max_pool2d", (1, 2, 17, 19), ((15, 14), (2, 1), (7, 7))),
+    ("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))),
+    # Sums backward along one axis first.
+    ("avg_pool2d", (1, 2, 20, 24), (19, 1, 9)),
     ("adaptive_avg_pool2d", (2, 4, 7, 7), (1,)),
     ("adaptive_max_pool2d", (2, 4, 7, 7), (1,)),
     # Planes that do not fill the last vector.
@@ -187,7 +193,10 @@ KINDS = [
     for case, layouts in [
         (("max_pool2d", (2, 4, 6, 8), (2,)), LAYOUTS[:3]),
         (("avg_pool2d", (2, 4, 7, 8), (2,)), LAYOUTS[:2]),
-        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
+        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), LAYOUTS[:3]),
+        (("max_pool2d", (1, 4, 7, 8), (7, 2, 3)), ("channels_last",)),
+        (("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))), ("contiguous",)),
+        (("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)), LAYOUTS[:2]),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), LAYOUTS[:2]),
         (("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)), ("channels_last",)),

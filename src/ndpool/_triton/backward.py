@@ -175,7 +175,8 @@ def _over_transposed(
     shape, stride, out_shape, out_stride = arrays[:4]
     swapped = arrays._replace(shape=out_shape, stride=out_stride, out_shape=shape, out_stride=stride)
     contiguous = stride[axes[-1]] == 1
-    parts = passes(_transposed(plan), tuning.SUM_PASSES if contiguous else tuning.SUM_PASSES_CHANNELS)
+    long = tuning.SUM_PASSES_SCALED if scaled else tuning.SUM_PASSES[arrays.dtype.itemsize < 4]
+    parts = passes(_transposed(plan), long if contiguous else tuning.SUM_PASSES_CHANNELS)
     if parts is None:
         run = forward(_transposed(plan), axes, swapped, SUM, 0, divides, by, scaled)
         if run is None:
@@ -364,6 +365,12 @@ def _windows(
 ) -> Launch:
     last = axes[2]
     vec, x_unit, y_unit, columns = _inputs(last, layout, itemsize)
+    rows = axes[0].size * axes[1].size
+    overlap = prod(map(max_overlap, axes))
+    # Where few inputs have many windows each, every thread takes one input.
+    few = common["HAS_INDEX"] and overlap > 8
+    if few and columns and prod(layout.sizes) * rows * (last.size // vec) < tuning.SATURATED:
+        vec = x_unit = 1
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
@@ -371,9 +378,9 @@ def _windows(
     bounds = runs(axes[1], device)
     if common["HAS_INDEX"]:
         # Gradients of max pooling differ from row to row; rows share only the work on the last axis.
-        bounds = torch.arange(0, axes[1].size + 8, 8, dtype=torch.int32, device=device).clamp_(
-            max=axes[1].size
-        )
+        step = 1 if few and n_lanes * rows < 8 * tuning.SATURATED else 8
+        bounds = torch.arange(0, axes[1].size + step, step, dtype=torch.int32, device=device)
+        bounds.clamp_(max=axes[1].size)
     n_runs = len(bounds) - 1
     grid = -(-n_lanes // lanes) * axes[0].size * n_runs
     x_strides, y_strides = (

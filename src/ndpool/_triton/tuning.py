@@ -45,8 +45,9 @@ SCAN_COLUMNS = 128  # outputs of a row that a warp scans
 SCAN_PROGRAMS = 2112  # what a large device runs at a time
 
 # Gradients of sums with stride 1: windows from which one axis is summed first.
-SUM_PASSES = 17
-SUM_PASSES_CHANNELS = 10
+SUM_PASSES = 14, 20  # of contiguous rows, of half types
+SUM_PASSES_SCALED = 10  # of norms
+SUM_PASSES_CHANNELS = 8
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number

@@ -358,8 +358,8 @@ def depth_backward_kernel(
     zero = tl.zeros([LANES], result.dtype.element_ty)
     row = tl.zeros([LANES], tl.int32)
     total = tl.zeros([LANES], tl.float32)
-    for d in range(0, tl.minimum(size_d, KD - SD - PD)):
-        tl.store(result + d * step + lane, zero, mask=ok)
+    for above in range(0, tl.minimum(size_d, KD - SD - PD)):
+        tl.store(result + above * step + lane, zero, mask=ok)
     for start in range(0, out_d, STEP):
         found = ()
         v = ()
@@ -379,7 +379,7 @@ def depth_backward_kernel(
             tl.store(result + row * step + lane, total.to(result.dtype.element_ty), mask=new)
             total = tl.where(new, v[k], total + tl.where(found[k] > 0, v[k], 0))
             row = tl.where(new, d, row)
-    for d in range(tl.maximum(0, out_d * SD + KD - SD - PD), size_d):
-        tl.store(result + d * step + lane, zero, mask=ok)
+    for below in range(tl.maximum(0, out_d * SD + KD - SD - PD), size_d):
+        tl.store(result + below * step + lane, zero, mask=ok)
     tl.debug_barrier()
     tl.store(result + row * step + lane, total.to(result.dtype.element_ty), mask=ok)
