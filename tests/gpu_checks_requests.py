@@ -160,7 +160,9 @@ def test_volumes(args, channels_last):
     PyTorch 2.11 has one on CUDA only if it is asked for; here there is no other. It is equal to the CPU's.
     """
     x = torch.randint(-9, 9, (2, 8, 12, 15, 16)).float()
-    ours = x.cuda().contiguous(memory_format=torch.channels_last_3d if channels_last else torch.contiguous_format)
+    ours = x.cuda().contiguous(
+        memory_format=torch.channels_last_3d if channels_last else torch.contiguous_format
+    )
     ours.requires_grad_()
     theirs = x.requires_grad_()
     want = F.max_pool3d(theirs, *args)

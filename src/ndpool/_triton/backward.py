@@ -105,8 +105,8 @@ def backward(
         )
     if not scaled and (rows := rows_of_channels(three, layout)):
         return channels_backward(layout, rows, size, by, common)
-    if has_index and scans(three, dtype):
-        found = scan_backward(three, layout, size, dtype)
+    if has_index and scans(three, layout, dtype):
+        found = scan_backward(three, layout, size)
         if found is not None:
             return found
     if has_index and _scatters(three, layout, size):
@@ -171,7 +171,7 @@ def _transposed(plan: Plan) -> Plan:
 def _over_transposed(
     plan: Plan, axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: bool
 ) -> Launch | None:
-    """The gradient of sums with stride 1: a sum over the transposed plan, along one axis first if it is long."""
+    """The gradient of sums with stride 1: a sum over the transposed plan, of long windows axis by axis."""
     shape, stride, out_shape, out_stride = arrays[:4]
     swapped = arrays._replace(shape=out_shape, stride=out_stride, out_shape=shape, out_stride=stride)
     contiguous = stride[axes[-1]] == 1

@@ -1,4 +1,4 @@
-"""Start compiled kernels through the CUDA driver, with all arguments packed once except the addresses of arrays.
+"""Start compiled kernels through the CUDA driver, with all arguments packed once except addresses of arrays.
 
 Triton's own launcher converts every argument on every call, several times the work of the launch itself.
 Called by `launch`, which falls back to Triton's launcher where `starter` returns None.
@@ -66,7 +66,7 @@ def _driver() -> ctypes.CDLL | None:
 def starter(
     made: Any, grid: tuple[int, int, int], values: Sequence[Any], n_arrays: int = 3
 ) -> Callable[..., None] | None:
-    """Function of a stream and the addresses of arrays that starts a kernel; None for kernels of another form.
+    """Function of a stream and addresses of arrays that starts a kernel; None for kernels of another form.
 
     `values` are the arguments after the arrays, in the order of the kernel's signature, constants
     included.

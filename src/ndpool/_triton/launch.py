@@ -261,7 +261,7 @@ class Prepared:
             kind = self.name.removesuffix("_forward").removesuffix("_backward")
             _record.note_kernel(self.direction, kind, str(x.device))
         if self.ready:
-            addresses = (x.data_ptr(), y.data_ptr(), extra.data_ptr())
+            addresses: tuple[int, ...] = (x.data_ptr(), y.data_ptr(), extra.data_ptr())
             if more:
                 addresses += tuple(t.data_ptr() for t in more)
             self.start(current_stream(x.get_device()), *addresses)

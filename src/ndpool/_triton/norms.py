@@ -34,7 +34,10 @@ def norm_quotient(grad: Tensor, y: Tensor, taps: int) -> Tensor:
 
 @lru_cache(1024)
 def _quotient(n: int, taps: int, dtype: torch.dtype, aligned: bool, device: torch.device) -> Prepared:
-    constants: dict[str, Any] = {"BLOCK": BLOCK, "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32}
+    constants: dict[str, Any] = {
+        "BLOCK": BLOCK,
+        "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
+    }
     run = launcher(norm_quotient_kernel, -(-n // BLOCK), [n, taps], constants, [], aligned)
     run.direction = "backward"
     return run

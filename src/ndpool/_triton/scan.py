@@ -18,20 +18,19 @@ from ndpool._triton.memory import LIMIT, Layout, next_power
 from ndpool.geometry import AxisPlan
 
 
-def scans(axes: tuple[AxisPlan, ...], dtype: torch.dtype) -> bool:
+def scans(axes: tuple[AxisPlan, ...], layout: Layout, dtype: torch.dtype) -> bool:
     """Whether windows overlap so much that scans take less time than a gather."""
     d, h, last = axes
     if not is_dense(axes) or dtype is torch.float64 or d.kernel * h.kernel > tuning.SCAN_TAGS:
         return False
     if h.size == 1 or max_overlap(last) == 1:
         return False
-    apart = dtype.itemsize < 4 and min(h.stride, last.stride) > 1
-    return prod(map(max_overlap, axes)) >= (tuning.SCAN_APART if apart else tuning.SCAN_OVERLAP)
+    apart = min(h.stride, last.stride) > 1 or (d.size > 1 and not layout.channels)
+    least = tuning.SCAN_OVERLAP_HALF if apart and dtype.itemsize < 4 else tuning.SCAN_OVERLAP
+    return prod(map(max_overlap, axes)) >= least
 
 
-def scan_backward(
-    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, dtype: torch.dtype
-) -> Launch | None:
+def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> Launch | None:
     """Launcher for the scan kernel, or None if planes are too large or have gaps."""
     d, h, last = axes
     x, y = layout.input_strides, layout.output_strides
@@ -46,8 +45,7 @@ def scan_backward(
         return None
     if not deep:
         leads = (layout.sizes[1] * layout.sizes[2], layout.sizes[1], layout.leads)
-        pass_ = _planes(axes, layout, itemsize, leads, x[1:3], y[1:3], x[4:6])
-        run, scratch_size = pass_
+        run, scratch_size = _planes(axes, layout, itemsize, leads, x[1:3], y[1:3], x[4:6])
 
         def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
             scratch = torch.empty(scratch_size, dtype=torch.float32, device=result.device)
@@ -142,4 +140,6 @@ def _planes(
         "num_warps": tuning.THREADS // 32,
     }
     # Sums, then one byte per sum.
-    return launcher(scan_backward_kernel, grid, numbers, constants, [], itemsize < 16), 2 * grid * page * 5 // 4
+    return launcher(
+        scan_backward_kernel, grid, numbers, constants, [], itemsize < 16
+    ), 2 * grid * page * 5 // 4

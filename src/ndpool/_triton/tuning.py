@@ -39,7 +39,7 @@ FEW_PLANES = 512  # too few to fill the device
 
 # Gradients of max pooling with large overlapping windows, by scans.
 SCAN_OVERLAP = 49  # windows that contain one input, from which this pays
-SCAN_APART = 16  # likewise of half types, if no window has stride 1
+SCAN_OVERLAP_HALF = 16  # likewise of half types, in contiguous volumes or if no window has stride 1
 SCAN_TAGS = 254  # rows of a window that one byte can number
 SCAN_COLUMNS = 128  # outputs of a row that a warp scans
 SCAN_PROGRAMS = 2112  # what a large device runs at a time

@@ -193,9 +193,9 @@ def scan_backward_kernel(
 
     Sums of runs go to the columns of their inputs through scratch memory, which each program has to itself:
     two pages of sums, and from `home_tags` on of tags, the row of the tap plus 1, or 0 where there is no run.
-    Rows and columns of inputs are counted from the first one of the program. In volumes (KD > 1) the planes are
-    planes of outputs, and the result is one array of sums and, from `depths` on, one of bytes, the first index
-    of the tap plus 1 or 0, for `depth_backward_kernel`.
+    Rows and columns of inputs are counted from the first one of the program. In volumes (KD > 1) the planes
+    are planes of outputs, and the result is one array of sums and, from `depths` on, one of bytes, the first
+    index of the tap plus 1 or 0, for `depth_backward_kernel`.
     """
     HEIGHT: tl.constexpr = PLANES * ROWS
     PAGE: tl.constexpr = HEIGHT * INPUTS * C
@@ -292,7 +292,12 @@ def scan_backward_kernel(
                 to = tw + (ow * SW - (PW + first_w))
                 # The next window takes the same element at an offset that is smaller by the stride.
                 ends = (after.to(tl.int32) != tap - SW) | (tw < SW) | (oh >= end_next)
-                ends = ends & (oh < end) & _within(_row_of(th, KD, KH) + (oh * SH - (PH + first_h)), n_h) & _within(to, n_w)
+                ends = (
+                    ends
+                    & (oh < end)
+                    & _within(_row_of(th, KD, KH) + (oh * SH - (PH + first_h)), n_h)
+                    & _within(to, n_w)
+                )
                 _, found = tl.associative_scan((to, widen(g, tl.float32)), 1, _add_to_run)
                 tl.debug_barrier()
                 _scattered(tags + (s * INPUTS + to), (th + 1).to(tl.uint8), ends)

@@ -48,7 +48,7 @@ from ndpool.frameworks.torch.tensors import (
     writable,
 )
 
-# What compiled graphs allocate by: a shape, strides and a dtype -> a tensor. Missing from PyTorch without CUDA.
+# The allocation of compiled graphs: a shape, strides and a dtype -> a tensor, on the current device.
 _empty_cuda: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_cuda = getattr(_empty_cuda, "_empty_strided_cuda", None)
 _SMALL = 1024  # elements of a result that is allocated like a kept tensor, and of offsets kept in a bytearray
