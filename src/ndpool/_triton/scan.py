@@ -1,6 +1,7 @@
 """Max pooling with large overlapping windows, backward: when and how the scan kernel runs.
 
-Called by `backward`.
+Offsets must be those of the forward pass: the kernel relies on which elements windows share. With any other
+offsets the sums are meaningless, but no memory outside the arrays is touched. Called by `backward`.
 """
 
 from __future__ import annotations
