@@ -562,6 +562,43 @@ def test_gradients_row_by_row(monkeypatch, name, sizes, last):
     backward.backward.cache_clear()
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "args"),
+    [
+        ((9, 11), (3, 1, 1)),
+        ((12, 20), (5, 2, 2)),
+        ((10, 9), ((5, 4), (2, 1), (2, 1), 1, True)),
+        ((5, 150), ((3, 9), 1, (1, 4))),
+        ((5, 6, 7), (3, 1, 1)),
+        ((7, 6, 8), ((3, 5, 3), (2, 1, 2), (1, 2, 0))),
+    ],
+    ids=str,
+)
+def test_gradients_by_scans(monkeypatch, sizes, args, last):
+    """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share."""
+    for limit in ("SCAN_OVERLAP", "SCAN_OVERLAP_HALF"):
+        monkeypatch.setattr(tuning, limit, 2)
+    backward.backward.cache_clear()
+    draw, n = torch.Generator().manual_seed(0), len(sizes)
+    x = torch.randint(-3, 3, (2, 3, *sizes), generator=draw).float()
+    x[0, 0], x[1, 1, 2:5, 2:5], x[1, 2, -1] = -inf, nan, inf
+    theirs = x.requires_grad_()  # contiguous: PyTorch takes other elements of -inf in channels-last volumes
+    ours = x.detach().to(DEVICE)
+    if last:
+        ours = ours.contiguous(memory_format={2: torch.channels_last, 3: torch.channels_last_3d}[n])
+    ours.requires_grad_()
+    names, name = [], f"max_pool{n}d"
+    monkeypatch.setattr(_record, "recording", True)
+    monkeypatch.setattr(_record, "note_kernel", lambda *note: names.append(note[:2]))
+    got, want = getattr(ndpool, name)(ours, *args), getattr(F, name)(theirs, *args)
+    grad = torch.randint(-9, 9, want.shape, generator=draw).float()
+    (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
+    assert ("backward", "scan") in names
+    assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+    backward.backward.cache_clear()
+
+
 def assert_same_values(got, want, *, signs=False):
     """Equal or both NaN; `signs` also compares the signs of zeros."""
     same = (got == want) & (got.signbit() == want.signbit()) if signs else got == want
