@@ -48,7 +48,8 @@ docs: .venv/.development  ## build the documentation into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Needs no compiled core: the Python that runs it has PyTorch, Triton and pytest.
-GPU_CHECKS := -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib tests/gpu_checks.py tests/gpu_checks_cupy.py
+GPU_CHECKS := -m pytest -q -o addopts= -p no:cacheprovider --import-mode=importlib tests/gpu_checks.py tests/gpu_checks_cupy.py \
+    tests/gpu_checks_requests.py
 
 # Most of the time is compilation, so as many processes as there are processors each take a part.
 JOBS ?= $(shell nproc)

@@ -143,6 +143,12 @@ CASES = [
     ("avg_pool3d", (1, 4, 4, 4, 8), (2,)),
     ("max_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
+    # Gradients by scans: volumes, strides, rows in several blocks.
+    ("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)),
+    ("max_pool2d", (1, 2, 17, 19), ((15, 14), (2, 1), (7, 7))),
+    ("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))),
+    # Sums backward along one axis first.
+    ("avg_pool2d", (1, 2, 20, 24), (19, 1, 9)),
     ("adaptive_avg_pool2d", (2, 4, 7, 7), (1,)),
     ("adaptive_max_pool2d", (2, 4, 7, 7), (1,)),
     # Planes that do not fill the last vector.
@@ -187,7 +193,10 @@ KINDS = [
     for case, layouts in [
         (("max_pool2d", (2, 4, 6, 8), (2,)), LAYOUTS[:3]),
         (("avg_pool2d", (2, 4, 7, 8), (2,)), LAYOUTS[:2]),
-        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), ("contiguous", "transposed")),
+        (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), LAYOUTS[:3]),
+        (("max_pool2d", (1, 4, 7, 8), (7, 2, 3)), ("channels_last",)),
+        (("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))), ("contiguous",)),
+        (("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)), LAYOUTS[:2]),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), LAYOUTS[:2]),
         (("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)), ("channels_last",)),
@@ -549,6 +558,43 @@ def test_gradients_row_by_row(monkeypatch, name, sizes, last):
     got, want = getattr(ndpool, name)(ours, 2), getattr(F, name)(theirs, 2)
     grad = torch.randint(-9, 9, want.shape, generator=torch.Generator().manual_seed(1)).float()
     (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
+    assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+    backward.backward.cache_clear()
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("sizes", "args"),
+    [
+        ((9, 11), (3, 1, 1)),
+        ((12, 20), (5, 2, 2)),
+        ((10, 9), ((5, 4), (2, 1), (2, 1), 1, True)),
+        ((5, 150), ((3, 9), 1, (1, 4))),
+        ((5, 6, 7), (3, 1, 1)),
+        ((7, 6, 8), ((3, 5, 3), (2, 1, 2), (1, 2, 0))),
+    ],
+    ids=str,
+)
+def test_gradients_by_scans(monkeypatch, sizes, args, last):
+    """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share."""
+    for limit in ("SCAN_OVERLAP", "SCAN_OVERLAP_HALF"):
+        monkeypatch.setattr(tuning, limit, 2)
+    backward.backward.cache_clear()
+    draw, n = torch.Generator().manual_seed(0), len(sizes)
+    x = torch.randint(-3, 3, (2, 3, *sizes), generator=draw).float()
+    x[0, 0], x[1, 1, 2:5, 2:5], x[1, 2, -1] = -inf, nan, inf
+    theirs = x.requires_grad_()  # contiguous: PyTorch takes other elements of -inf in channels-last volumes
+    ours = x.detach().to(DEVICE)
+    if last:
+        ours = ours.contiguous(memory_format={2: torch.channels_last, 3: torch.channels_last_3d}[n])
+    ours.requires_grad_()
+    names, name = [], f"max_pool{n}d"
+    monkeypatch.setattr(_record, "recording", True)
+    monkeypatch.setattr(_record, "note_kernel", lambda *note: names.append(note[:2]))
+    got, want = getattr(ndpool, name)(ours, *args), getattr(F, name)(theirs, *args)
+    grad = torch.randint(-9, 9, want.shape, generator=draw).float()
+    (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
+    assert ("backward", "scan") in names
     assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
     backward.backward.cache_clear()
 

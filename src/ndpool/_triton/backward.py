@@ -7,7 +7,9 @@ the PyTorch framework.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any
 
 import torch
@@ -15,12 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton import tuning
+from ndpool._triton.decompose import passes
 from ndpool._triton.forward import forward, is_irregular, split_rows, unpadded
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.row_backward import row_backward_kernel
 from ndpool._triton.kernels.scatter_backward import scatter_backward_kernel
 from ndpool._triton.kernels.window_backward import window_backward_kernel
 from ndpool._triton.launch import (
+    SUM,
     Launch,
     Prepared,
     axis_numbers,
@@ -46,6 +50,7 @@ from ndpool._triton.launch import (
 from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool._triton.regions import region_backward
+from ndpool._triton.scan import scan_backward, scans
 from ndpool.geometry import AxisPlan, Plan
 
 
@@ -86,8 +91,8 @@ def backward(
         "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
     } | layout_constants(layout)
     last = three[2]
-    ones = is_dense(three) and all(a.stride == 1 for a in three)
-    if scaled and (plan.out == (1,) * len(axes) or (ones and plan.taps > tuning.FUSED_TAPS)):
+    ones = divide != 2 and not has_index and is_dense(three) and all(a.stride == 1 for a in three)
+    if scaled and plan.out == (1,) * len(axes):
         return None
     if (
         not scaled
@@ -100,11 +105,15 @@ def backward(
         )
     if not scaled and (rows := rows_of_channels(three, layout)):
         return channels_backward(layout, rows, size, by, common)
+    if has_index and scans(three, layout, dtype):
+        found = scan_backward(three, layout, size)
+        if found is not None:
+            return found
     if has_index and _scatters(three, layout, size):
         return _scatter(three, layout, size, common, device)
-    if not has_index and not scaled and divide != 2 and ones:
+    if ones:
         shapes = dict(zip(Arrays._fields, memory, strict=False))
-        return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by)
+        return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by, scaled)
     found = None
     sums = not has_index and not scaled and unpadded(three)
     if sums and not (is_dense(three) and prod(a.stride for a in three) < 16):
@@ -160,21 +169,50 @@ def _transposed(plan: Plan) -> Plan:
 
 
 def _over_transposed(
-    plan: Plan, axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int
+    plan: Plan, axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: bool
 ) -> Launch | None:
-    """The gradient of sums with stride 1: a sum over the transposed plan."""
+    """The gradient of sums with stride 1: a sum over the transposed plan, of long windows axis by axis."""
     shape, stride, out_shape, out_stride = arrays[:4]
     swapped = arrays._replace(shape=out_shape, stride=out_stride, out_shape=shape, out_stride=stride)
-    run = forward(_transposed(plan), axes, swapped, 2, 0, divides, by)
-    if run is None:
+    contiguous = stride[axes[-1]] == 1
+    long = tuning.SUM_PASSES_SCALED if scaled else tuning.SUM_PASSES[arrays.dtype.itemsize < 4]
+    parts = passes(_transposed(plan), long if contiguous else tuning.SUM_PASSES_CHANNELS)
+    if parts is None:
+        run = forward(_transposed(plan), axes, swapped, SUM, 0, divides, by, scaled)
+        if run is None:
+            return None
+        if isinstance(run, Prepared):
+            run.direction = "backward"
+
+        def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+            run(grad, result, offsets if scaled else result)
+
+        return launch
+    down, along = parts
+    between = list(out_shape)
+    between[axes[-1]] = shape[axes[-1]]
+    wide = torch.promote_types(arrays.dtype, torch.float32)
+    order = sorted(range(len(shape)), key=lambda a: (stride[a], -a))
+    steps = [0] * len(shape)
+    for a, n in zip(order, [1, *accumulate((between[a] for a in order[:-1]), mul)], strict=True):
+        steps[a] = n
+    middle = (tuple(between), tuple(steps))
+    rows = swapped._replace(out_shape=middle[0], out_stride=middle[1], result=wide)
+    columns = swapped._replace(shape=middle[0], stride=middle[1], dtype=wide)
+    first = forward(along, axes[-1:], rows, SUM, 0, False, 0)
+    second = forward(down, axes[:-1], columns, SUM, 0, divides, by, scaled)
+    if first is None or second is None:
         return None
-    if isinstance(run, Prepared):
-        run.direction = "backward"
+    for part in (first, second):
+        if isinstance(part, Prepared):
+            part.direction = "backward"
 
-    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
-        run(grad, result, result)
+    def launch_both(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+        sums = torch.empty_strided(*middle, dtype=wide, device=grad.device)
+        first(grad, sums, sums)
+        second(sums, result, offsets if scaled else result)
 
-    return launch
+    return launch_both
 
 
 def _outputs_of_block(axis: AxisPlan) -> tuple[int, int]:
@@ -327,6 +365,12 @@ def _windows(
 ) -> Launch:
     last = axes[2]
     vec, x_unit, y_unit, columns = _inputs(last, layout, itemsize)
+    rows = axes[0].size * axes[1].size
+    overlap = prod(map(max_overlap, axes))
+    # Where few inputs have many windows each, every thread takes one input.
+    few = common["HAS_INDEX"] and overlap > 8
+    if few and columns and prod(layout.sizes) * rows * (last.size // vec) < tuning.SATURATED:
+        vec = x_unit = 1
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
@@ -334,9 +378,9 @@ def _windows(
     bounds = runs(axes[1], device)
     if common["HAS_INDEX"]:
         # Gradients of max pooling differ from row to row; rows share only the work on the last axis.
-        bounds = torch.arange(0, axes[1].size + 8, 8, dtype=torch.int32, device=device).clamp_(
-            max=axes[1].size
-        )
+        step = 1 if few and n_lanes * rows < 8 * tuning.SATURATED else 8
+        bounds = torch.arange(0, axes[1].size + step, step, dtype=torch.int32, device=device)
+        bounds.clamp_(max=axes[1].size)
     n_runs = len(bounds) - 1
     grid = -(-n_lanes // lanes) * axes[0].size * n_runs
     x_strides, y_strides = (

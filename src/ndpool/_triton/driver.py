@@ -1,4 +1,4 @@
-"""Start compiled kernels through the CUDA driver, with all arguments packed once except three addresses.
+"""Start compiled kernels through the CUDA driver, with all arguments packed once except addresses of arrays.
 
 Triton's own launcher converts every argument on every call, several times the work of the launch itself.
 Called by `launch`, which falls back to Triton's launcher where `starter` returns None.
@@ -65,11 +65,11 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def starter(
-    made: Any, grid: tuple[int, int, int], values: Sequence[Any]
-) -> Callable[[int, int, int, int], None] | None:
-    """Function of a stream and three addresses that starts a kernel; None for kernels of another form.
+    made: Any, grid: tuple[int, int, int], values: Sequence[Any], n_arrays: int = 3
+) -> Callable[..., None] | None:
+    """Function of a stream and addresses of arrays that starts a kernel; None for kernels of another form.
 
-    `values` are the arguments after the three arrays, in the order of the kernel's signature, constants
+    `values` are the arguments after the arrays, in the order of the kernel's signature, constants
     included.
     """
     about, library = made.metadata, _driver()
@@ -78,7 +78,7 @@ def starter(
     if library is None or any(others) or made.run.profile_scratch_size:
         return None
     fixed: list[Any] = []
-    for kind, value in zip(kinds[3:], values, strict=True):
+    for kind, value in zip(kinds[n_arrays:], values, strict=True):
         pointer = isinstance(kind, str) and kind.startswith("*")
         if not pointer and kind not in _TYPES and kind != "constexpr":
             return None
@@ -90,27 +90,31 @@ def starter(
     attributes = (_Attribute * 1)()
     attributes[0].id, attributes[0].value[0] = _SERIALIZATION, 1
     block = (32 * about.num_warps, 1, 1)
-    kernel, launch = ctypes.c_void_p(made.function), library.cuLaunchKernelEx
+    kernel, launch = made.function, library["cuLaunchKernelEx"]  # a function object of its own
+    launch.argtypes = [ctypes.c_void_p] * 4
     free: list[tuple[Any, ...]] = []
     take, give = free.pop, free.append
 
     def new() -> tuple[Any, ...]:
-        arrays = (ctypes.c_uint64 * 3)()
+        arrays = (ctypes.c_uint64 * n_arrays)()
         first = ctypes.addressof(arrays)
-        addresses = [first, first + 8, first + 16, *map(ctypes.addressof, fixed)]
+        addresses = [*range(first, first + 8 * n_arrays, 8), *map(ctypes.addressof, fixed)]
         config = _Config(
             grid, block, about.shared, None, ctypes.addressof(attributes), int(bool(about.launch_pdl))
         )
-        return arrays, config, ctypes.byref(config), (ctypes.c_void_p * len(addresses))(*addresses)
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        return arrays, config, ctypes.addressof(config), ctypes.addressof(pointers), pointers
 
-    def start(stream: int, x: int, y: int, extra: int) -> None:
+    def start(stream: int, x: int, y: int, extra: int, *more: int) -> None:
         # Each call has its own memory for what changes: several threads may start the same kernel.
         try:
             memory = take()
         except IndexError:
             memory = new()
-        arrays, config, reference, addresses = memory
+        arrays, config, reference, addresses, _ = memory
         arrays[0], arrays[1], arrays[2] = x, y, extra
+        if more:
+            arrays[3:] = more
         config.stream = stream
         error = launch(reference, kernel, addresses, None)
         if error == _INVALID_CONTEXT:  # a thread has none before its first call of the CUDA runtime

@@ -45,9 +45,20 @@ from ndpool.geometry import AxisPlan, Plan
 
 
 def forward(
-    plan: Plan, axes: tuple[int, ...], arrays: Arrays, op: int, kind: int, divides: bool, divisor: int
+    plan: Plan,
+    axes: tuple[int, ...],
+    arrays: Arrays,
+    op: int,
+    kind: int,
+    divides: bool,
+    divisor: int,
+    scaled: bool = False,
 ) -> Launch | None:
-    """Return the launcher that writes the results, or None if the input must be packed first."""
+    """Return the launcher that writes the results, or None if the input must be packed first.
+
+    With `scaled`, results are multiplied by an array laid out as they are, which the kernel gets in place of
+    offsets; None if only another kernel than the strip kernel computes these windows.
+    """
     dtype, result, device, aligned = arrays[4:]
     shorter = simplified(plan, axes, op < SUM or not divides, kind == INDEX64)
     for windows in (shorter, (plan, axes)):
@@ -67,6 +78,8 @@ def forward(
     } | layout_constants(layout)
     divide, by = divide_by(three, divides, divisor)
     found = None
+    if scaled:
+        return strip(three, layout, size, by, common | {"DIVIDE": divide, "SCALED": True})
     if op == SQUARES:
         found = strip(three, layout, size, by, common | {"DIVIDE": divide}) if is_dense(three) else None
         return found or _windows(three, layout, size, by, common | {"DIVIDE": divide}, device)

@@ -238,7 +238,7 @@ def simplified(plan: Plan, axes: tuple[int, ...], trims: bool, size_1: bool) -> 
 
 
 class Prepared:
-    """A kernel with all arguments except its three arrays; once compiled it bypasses Triton's cache look-up.
+    """A kernel with all arguments except its arrays; once compiled it bypasses Triton's cache look-up.
 
     The look-up would find the same kernel: the integers are fixed and aligned addresses stay aligned.
     Addresses are passed as integers, which need no inspection.
@@ -254,31 +254,35 @@ class Prepared:
         self.name = kernel.__name__.removesuffix("_kernel")
         self.direction = "backward" if self.name.endswith("backward") else "forward"
         self.ready = False
-        self.start: Any = None  # (stream, three addresses) -> None, once ready
+        self.start: Any = None  # (stream, addresses of the arrays) -> None, once ready
 
-    def __call__(self, x: Tensor, y: Tensor, extra: Tensor) -> None:
+    def __call__(self, x: Tensor, y: Tensor, extra: Tensor, *more: Tensor) -> None:
         if _record.recording:
             kind = self.name.removesuffix("_forward").removesuffix("_backward")
             _record.note_kernel(self.direction, kind, str(x.device))
         if self.ready:
-            self.start(current_stream(x.get_device()), x.data_ptr(), y.data_ptr(), extra.data_ptr())
+            addresses: tuple[int, ...] = (x.data_ptr(), y.data_ptr(), extra.data_ptr())
+            if more:
+                addresses += tuple(t.data_ptr() for t in more)
+            self.start(current_stream(x.get_device()), *addresses)
             return
         arguments, constants = self._arguments
-        made = self._kernel[self._grid](x, y, extra, *arguments, **constants)
+        made = self._kernel[self._grid](x, y, extra, *more, *arguments, **constants)
         if self._again and made is not None:
             values = (
                 *(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments),
                 *(constants[name] for name in self._kernel.arg_names if name in constants),
             )
-            self.start = starter(made, self._grid, values) or _public(made, self._grid, values)
+            arrays = 3 + len(more)
+            self.start = starter(made, self._grid, values, arrays) or _public(made, self._grid, values)
             self.ready = True
 
 
 def _public(made: Any, grid: tuple[int, int, int], values: tuple[Any, ...]) -> Callable[..., None]:
     """Start a compiled kernel by Triton's own launcher."""
 
-    def start(stream: int, x: int, y: int, extra: int) -> None:
-        made[grid](x, y, extra, *values, stream=stream)
+    def start(stream: int, *addresses: int) -> None:
+        made[grid](*addresses, *values, stream=stream)
 
     return start
 

@@ -5,11 +5,15 @@ Called by the CUDA part of the PyTorch framework, which gathers the quotients an
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton.kernels.norm_backward import norm_quotient_kernel
+from ndpool._triton.launch import Prepared, launcher
 from ndpool._triton.tuning import BLOCK
 
 
@@ -22,7 +26,18 @@ def norm_quotient(grad: Tensor, y: Tensor, taps: int) -> Tensor:
         return torch.where(zero, 0, grad / torch.where(zero, 1, y) * taps)
     if grad.stride() != y.stride():
         grad = torch.empty_like(y).copy_(grad)
-    compute = tl.float64 if y.dtype is torch.float64 else tl.float32
+    aligned = (grad.data_ptr() | y.data_ptr()) % 16 == 0
     with torch.cuda.device(y.device if y.is_cuda else -1):
-        norm_quotient_kernel[(-(-n // BLOCK),)](grad, y, result, n, taps, BLOCK=BLOCK, COMPUTE=compute)
+        _quotient(n, taps, y.dtype, aligned, y.device)(grad, y, result)
     return result
+
+
+@lru_cache(1024)
+def _quotient(n: int, taps: int, dtype: torch.dtype, aligned: bool, device: torch.device) -> Prepared:
+    constants: dict[str, Any] = {
+        "BLOCK": BLOCK,
+        "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
+    }
+    run = launcher(norm_quotient_kernel, -(-n // BLOCK), [n, taps], constants, [], aligned)
+    run.direction = "backward"
+    return run

@@ -277,7 +277,7 @@ def strip(
     ]
     each = (1 + task.taps) * block.vec * block.outs * min(itemsize, 8)
     numbers += optional(task.alone, int(launches_dependents(grid, lanes * each)))
-    constants = common | block.constants()
+    constants = {"SCALED": False} | common | block.constants()
     for name, a in zip("DHW", axes, strict=True):
         constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"ORIGIN_{name}": a.origin}
     constants |= {

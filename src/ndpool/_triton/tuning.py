@@ -37,6 +37,18 @@ SHORT_ROW = 256  # bytes of a row
 ZEROS = 2**16  # bytes of a plane that one program fills with zeros
 FEW_PLANES = 512  # too few to fill the device
 
+# Gradients of max pooling with large overlapping windows, by scans.
+SCAN_OVERLAP = 49  # windows that contain one input, from which this pays
+SCAN_OVERLAP_HALF = 16  # likewise of half types, in contiguous volumes or if no window has stride 1
+SCAN_TAGS = 254  # rows of a window that one byte can number
+SCAN_COLUMNS = 128  # outputs of a row that a warp scans
+SCAN_PROGRAMS = 2112  # what a large device runs at a time
+
+# Gradients of sums with stride 1: windows from which one axis is summed first.
+SUM_PASSES = 14, 20  # of contiguous rows, of half types
+SUM_PASSES_SCALED = 10  # of norms
+SUM_PASSES_CHANNELS = 8
+
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number
 

@@ -32,6 +32,7 @@ from ndpool._triton.kernels.reducers import (
     quotient_by_inverse,
     reduce_windows,
     root,
+    scaled,
     share_of,
     tile_of,
 )
@@ -315,6 +316,7 @@ def strip_forward_kernel(
     EVICT: tl.constexpr,
     OP: tl.constexpr,
     KIND: tl.constexpr,
+    SCALED: tl.constexpr,
     DIVIDE: tl.constexpr,
     IDENTITY: tl.constexpr,
     COMPUTE: tl.constexpr,
@@ -434,7 +436,7 @@ def strip_forward_kernel(
             if DIVIDE == 2:
                 by = share_of(first_d, KD, 1, lo_d, hi_d) * share_of(first_h + o * SH, KH, 1, lo_h, hi_h)
                 v = quotient(v, by * share_of(first_w, KW, 1, lo_w, hi_w))
-            v = root(v, taps, OP)
+            v = scaled(root(v, taps, OP), extra + at, ok, SCALED)
             tl.store(y + at, v.to(y.dtype.element_ty), mask=ok)
             if WITH_OFFSETS:
                 offset = offsets[q * ROWS + o] - o * SH * KW

@@ -48,6 +48,9 @@ from ndpool.frameworks.torch.tensors import (
     writable,
 )
 
+# The allocation of compiled graphs: a shape, strides and a dtype -> a tensor, on the current device.
+_empty_cuda: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty_cuda = getattr(_empty_cuda, "_empty_strided_cuda", None)
 _SMALL = 1024  # elements of a result that is allocated like a kept tensor, and of offsets kept in a bytearray
 
 
@@ -75,6 +78,10 @@ def prepare(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
 
 def _new(x: Tensor, shape: Any, dtype: torch.dtype, last: bool, n_axes: int) -> tuple[Any, tuple[int, ...]]:
     """The fastest way to allocate a tensor of this layout, and its strides."""
+    if x.is_cuda and _empty_cuda is not None and not torch.are_deterministic_algorithms_enabled():
+        # On the current device, which prepared calls check. In deterministic mode PyTorch fills new memory.
+        like = empty(torch.empty(0, device="meta"), shape, dtype, last, n_axes)
+        return partial(_empty_cuda, tuple(like.shape), like.stride(), dtype), ()
     if x.is_cuda:
         like = torch.empty(1, dtype=dtype, device=x.device).expand(shape)
         if not last:
