@@ -188,7 +188,7 @@ template <class V> __attribute__((always_inline)) inline V multiplied_high(V v, 
   }
 #endif
   using Twice = Vec<typename UnsignedOf<2 * sizeof(U)>::type, length_of<V>>;
-  return __builtin_convertvector(__builtin_convertvector(v, Twice) * by >> 8 * sizeof(U), V);
+  return __builtin_convertvector(__builtin_convertvector(v, Twice) * by >> int(8 * sizeof(U)), V);
 }
 
 // N elements from storage, in the compute type.

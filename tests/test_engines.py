@@ -267,6 +267,72 @@ def test_integer_averages_equal_64_bit_sums(isa, name, last):
         np.testing.assert_array_equal(ndpool.adaptive_avg_pool2d(x, size), want)
 
 
+IMAGE_WINDOWS = [  # kernel, stride, padding: pairs, one pass, doubling, rows that come and go, one by one
+    *((2, 2, 0), (2, 2, 1), (2, 1, 0), (3, 1, 1), (3, 1, 0), ((3, 2), 1, 1), (3, 2, 1), (4, 4, 0), (4, 2, 1)),
+    *((6, 2, 0), (8, 4, 2), (9, 1, 4), (9, 9, 0), (5, 3, 2), ((1, 70), (1, 70), 0), ((16, 16), 1, 8)),
+    *(((2, 130), (1, 40), 0), ((40, 1), (1, 1), 0), ((30, 3), 30, 0), ((3, 31), (1, 2), (1, 15))),
+]
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 17, 130])
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16"])
+def test_integer_averages_of_images(isa, name, channels):
+    """Interleaved channels, odd sizes, a view with gaps and a reversed one."""
+    info, rng = np.iinfo(name), np.random.default_rng(channels)
+    x = rng.choice([info.min, info.max, info.max - 1, 0, 1, 99], (61, 2 * 141, channels)).astype(name)
+    x[:20, :90] = info.max
+    x[20:40, :90] = info.min
+    for view in (x[:, :141], x[:, ::2], x[::-1, 140::-1]):
+        for kernel, stride, padding in IMAGE_WINDOWS:
+            given = {"window": kernel, "stride": stride, "padding": padding, "reduce": "avg", "axes": (0, 1)}
+            for counts in (True, False):
+                want = ndpool.pool(view.astype(np.int64), **given, count_include_pad=counts).astype(name)
+                got = ndpool.pool(view, **given, count_include_pad=counts)
+                np.testing.assert_array_equal(got, want, err_msg=f"{given} {counts}")
+
+
+def test_integer_averages_divide_every_sum_exactly():
+    """Sums of 257 bytes are all numbers of 16 bits; products replace their quotients."""
+    sums = np.arange(65536)
+    x = np.zeros((1, 65536, 257), np.uint8)
+    x[0] = sums[:, None] // 257 + (np.arange(257) < sums[:, None] % 257)
+    for by in (*range(1, 260), 641, 1000, 4095, 4096, 32767, 40000, 65534, 65535, 65536):
+        got = ndpool.avg_pool2d(x, (1, 257), divisor_override=by)[0, :, 0]
+        np.testing.assert_array_equal(got, (sums // by).astype(np.uint8), err_msg=str(by))
+
+
+@pytest.mark.parametrize("name", ["uint16", "int16"])
+def test_integer_averages_divide_large_sums_exactly(isa, name):
+    """Sums next to multiples of the divisor, up to the largest that 31 bits hold."""
+    high, rng = np.iinfo(name).max, np.random.default_rng(5)
+    for taps in (4, 9, 81, 1000, 32761):
+        for by in (taps, 3, 7, 641, 65537, 1 << 30, (1 << 31) - 1, -taps)[: 8 if name == "int16" else 7]:
+            quotients = rng.integers(0, 1 + taps * high // abs(by), 8)
+            sums = np.clip((quotients[:, None] * abs(by) + (-1, 0, 1)).ravel(), 0, taps * high)
+            sums = np.append(sums, taps * high)
+            x = (sums[:, None] // taps + (np.arange(taps) < sums[:, None] % taps)).astype(name)
+            signs = (1, -1) if np.iinfo(name).min else (1,)
+            for sign in signs:
+                got = ndpool.avg_pool2d((x * sign).astype(name)[None], (1, taps), divisor_override=by)
+                want = sign * np.sign(by) * (sums // abs(by))
+                np.testing.assert_array_equal(got[0, :, 0], want.astype(name), err_msg=f"{taps} {by}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("reduce", ["avg", "max"])
+def test_first_and_last_axes_give_the_same_bits(isa, dtype, reduce):
+    """Windows along a first axis are rows folded down, along a last axis rows folded across."""
+    rng = np.random.default_rng(8)
+    for lanes in (70, 300, 1100):
+        x = rng.random((640, lanes)).astype(dtype)
+        x[rng.random(x.shape) < 1e-4] = np.nan
+        for kernel, stride in ((2, 2), (6, 6), (30, 30), (50, 50), (3, 1), (7, 1), (31, 1), (600, 40)):
+            given = {"window": kernel, "stride": stride, "reduce": reduce}
+            got = ndpool.pool(x, **given, axes=(0,))
+            want = ndpool.pool(np.ascontiguousarray(x.T), **given, axes=(1,)).T
+            np.testing.assert_array_equal(got, want, err_msg=f"{lanes} {given}")
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients(isa, dtype, last):

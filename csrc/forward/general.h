@@ -187,6 +187,7 @@ private:
   V* parts_;
   const char* end_;  // of what vectors may read
   const bool searches_;
+  bool nan_ = true;                     // whether there may be one in the folded row
   UnsignedLike<V>* missing_ = nullptr;  // all bits of a value whose place is still to be found
 
   // Of large windows that share little, the values come first and then their places: two passes without codes are
@@ -248,6 +249,8 @@ private:
         if (!keeps_codes() && x == row_.value) pad(first, in.from, in.to, first + span);
         if (!R::picks && last.kernel >= long_sum)
           long_sums(x, last, o0, o1, first);
+        else if (!coded && last.stride == 1 && last.kernel <= one_step && writes_directly<V>(p_, y))
+          return straight(walk, x, last, y);
         else
           regular(x, last, o1 - o0);
         if constexpr (coded)
@@ -272,30 +275,105 @@ private:
     return true;
   }
 
+  // Short windows of stride 1 go to the results in one step; the last vector by way of scratch.
+  static constexpr int64_t one_step = 3;
+  bool straight(const Walk<Over::outputs>& walk, const V* x, const Axis& a, const Row& y) {
+    const int64_t n = y.n * y.lanes, whole = n / N * N, tap = a.step * p_.lanes;
+    V* to = reinterpret_cast<V*>(y.data);
+    const auto windows = [&](const V* from, int64_t count, V* dst) {
+      if (nan_)
+        windows_everywhere<R>(from, count, a.kernel, tap, dst);
+      else
+        windows_everywhere<R, false>(from, count, a.kernel, tap, dst);
+    };
+    windows(x, whole, to);
+    if (whole < n) {
+      windows(x + whole, n - whole, found_.value);
+      __builtin_memcpy(to + whole, found_.value, std::size_t(n - whole) * sizeof(V));
+    }
+    if constexpr (!R::picks) finish(p_, walk, walk.tile_begin(), walk.tile_end(), to);
+    return true;
+  }
+
   // Folds the rows of the windows; position `first` is the first of the result. A single row that needs no padding is
   // taken as it is, where vectors may read past its end.
   const V* down(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, int64_t first, int64_t last) {
+    nan_ = true;
     if (!keeps_codes() && rows.count() == 1 && in.from == first && in.to == last) {
       const V* x = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), 0, row_.value);
       if (x == row_.value || reinterpret_cast<const char*>(x + (in.to - in.from) * p_.lanes + N) <= end_)
         return x;
     }
     const int64_t width = (in.to - in.from) * p_.lanes, at = (in.from - first) * p_.lanes;
+    nan_ = false;
+    Vec<V, N> all{};  // the sum of the elements: a NaN stays in it
+    if (!fold_down(walk, rows, in, row_.value + at, row_.code + at, width, all)) return nullptr;
+    if constexpr (speculates)
+      if (any(all != all)) {
+        nan_ = true;
+        rows.reset();
+        if (!fold_down(walk, rows, in, row_.value + at, row_.code + at, width, all)) return nullptr;
+      }
+    return row_.value;
+  }
+
+  // Maxima without codes are folded the speculative way first, which assumes that there is no NaN.
+  static constexpr bool speculates = R::picks && is_real<V> && !coded;
+
+  bool fold_down(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, V* to,
+                 [[maybe_unused]] Code* codes, int64_t width, [[maybe_unused]] Vec<V, N>& all) {
     const V* values[group];
     Code base[group];
     int held = 0;
     for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
-      if (p_.stopped()) return nullptr;
+      if (p_.stopped()) return false;
       values[held] = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), 0, buffers_[held]);
       base[held++] = keeps_codes() ? rows.code(p_.axes) : 0;
       if (held < group && r + 1 < rows.count()) continue;
       if constexpr (coded) {
-        if (!searches_) fold_coded<R>(values, base, held, row_.value + at, row_.code + at, width, r >= group);
+        if (!searches_) fold_coded<R>(values, base, held, to, codes, width, r >= group);
       }
-      if (!keeps_codes()) fold<R>(values, held, row_.value + at, width, r >= group);
+      if constexpr (speculates)
+        if (!nan_) {
+          fold_speculatively(values, held, to, width, r >= group, all);
+          held = 0;
+          continue;
+        }
+      if (!keeps_codes()) fold<R>(values, held, to, width, r >= group);
       held = 0;
     }
-    return row_.value;
+    return true;
+  }
+
+  static void fold_speculatively(const V* const* rows, int n, V* to, int64_t width, bool go_on,
+                                 Vec<V, N>& all) {
+    const V *a = rows[0], *b = rows[n > 1], *c = rows[n > 2 ? 2 : 0], *d = rows[n > 3 ? 3 : 0];
+    Vec<V, N> sum = all;
+    const auto best_of = [&](auto count) {
+      int64_t j = 0;
+      for (; j + N <= width; j += N) {
+        const V* const from[] = {a, b, c, d};
+        Vec<V, N> best = read<V, N>(a + j);
+        sum += best;
+        for (int k = 1; k < count; ++k) {
+          const Vec<V, N> v = read<V, N>(from[k] + j);
+          sum += v;
+          best = merged<R, false>(v, best);
+        }
+        write(to + j, go_on ? merged<R, false>(best, read<V, N>(to + j)) : best);
+      }
+      const V* const from[] = {a, b, c, d};
+      for (; j < width; ++j)
+        for (int k = 0; k < count; ++k) {
+          sum[0] += from[k][j];
+          to[j] = k || go_on ? R::merge(from[k][j], to[j]) : from[k][j];
+        }
+    };
+    if (n == 1) best_of(std::integral_constant<int, 1>{});
+    if (n == 2) best_of(std::integral_constant<int, 2>{});
+    if (n == 3) best_of(std::integral_constant<int, 3>{});
+    if (n == 4) best_of(std::integral_constant<int, 4>{});
+    all = sum;
   }
 
   // What never wins, where windows reach over the ends of the input.
@@ -322,7 +400,11 @@ private:
         window_alone<R>(x + o * a.stride * unit, a.kernel, unit, parts_, found_.value + o * unit);
       return;
     }
-    windows_everywhere<R>(x, positions, a.kernel, tap, a.stride == 1 ? found_.value : row_.value);
+    V* to = a.stride == 1 ? found_.value : row_.value;
+    if (nan_ || coded)
+      windows_everywhere<R>(x, positions, a.kernel, tap, to);
+    else
+      windows_everywhere<R, false>(x, positions, a.kernel, tap, to);
     if (a.stride > 1) every(row_.value, n, a.stride, unit, found_.value);
   }
 

@@ -269,6 +269,15 @@ void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __
     for (; o < n; ++o) dst[o] = x[o * stride];
     return;
   }
+  if constexpr (permutes<T>)
+    if (stride == 2 && unit <= N / 2) {  // two vectors hold so many outputs
+      const int64_t step = N / unit * unit;
+      Vec<UnsignedLike<T>, N> index;
+      for (int64_t j = 0; j < N; ++j) index[j] = UnsignedLike<T>(j / unit * 2 * unit + j % unit);
+      for (int64_t j = 0; j < n * unit; j += step)
+        write(dst + j, permuted(read<T, N>(x + 2 * j), read<T, N>(x + 2 * j + N), index));
+      return;
+    }
   const auto copy = [&](auto vector) {
     constexpr int L = decltype(vector)::value;
     for (int64_t o = 0; o < n; ++o)

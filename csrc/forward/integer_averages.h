@@ -574,7 +574,7 @@ private:
     const Divider<U> divide = divider_;
     if (!divide.right) return one_by_one(f, by, from, to, y, step);
     using Un = Vec<U, N>;
-    const bool negative = by < 0;
+    [[maybe_unused]] const bool negative = by < 0;
     const auto all = [&](auto shifts) __attribute__((always_inline)) {
       Divider<U> exactly = divide;
       exactly.shifts = decltype(shifts)::value;
@@ -586,8 +586,7 @@ private:
           if (negative) sign = ~sign;
           return An((reinterpret_cast<An>(exactly(magnitude)) ^ sign) - sign);
         } else {
-          const Un q = exactly(reinterpret_cast<Un>(sum));
-          return negative ? An(An{} - q) : An(q);
+          return exactly(sum);  // its divisors are positive
         }
       };
       int64_t j = from;
