@@ -1,9 +1,10 @@
 """Writes the tables and charts of the documentation from the files in ``benchmarks/results``.
 
-``results/NAME.json`` comes from ``ndpool bench --json`` or from a script beside this one with ``--json``. Its table goes between
-``<!-- bench:NAME -->`` and ``<!-- /bench -->`` in every page that has these marks; its chart, if any, goes to
-``results/NAME.svg``. ``bench:summary`` is the README's table, a few rows of all results, with the chart
-``docs/assets/speed.svg``. With ``--check`` nothing is written; the exit code is 1 if a file is out of date.
+``results/NAME.json`` comes from ``ndpool bench --json`` or from a script beside this one with ``--json``. Its
+table goes between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` in every page that has these marks; its
+chart, if any, goes to ``results/NAME.svg``. ``bench:summary`` is the README's table, rows of all results,
+with the chart ``docs/assets/speed.svg``. With ``--check`` nothing is written; the exit code is 1 if a file is
+out of date.
 """
 
 from __future__ import annotations

@@ -28,15 +28,20 @@ Pairs = Sequence[tuple[AxisPlan, int]]  # axes of a plan, and which axes of the 
 
 def fits_forward(plan: Plan) -> bool:
     """Whether windows are few enough slices."""
-    return all(axis.regular and axis.tap_range()[1] <= _ALONG_ONE for axis in plan.axes)
+    return all(_compact(axis) and axis.tap_range()[1] <= _ALONG_ONE for axis in plan.axes)
 
 
 def fits_backward(plan: Plan) -> bool:
     """Whether each input is in few enough windows, which have no dilation."""
     return all(
-        axis.regular and (axis.step == 1 or axis.kernel == 1) and _overlap(axis) <= _ALONG_ONE
+        _compact(axis) and (axis.step == 1 or axis.kernel == 1) and _overlap(axis) <= _ALONG_ONE
         for axis in plan.axes
     )
+
+
+def _compact(axis: AxisPlan) -> bool:
+    """Whether all taps, padding included, take little more memory than the input."""
+    return axis.regular and axis.end - axis.origin <= 2 * axis.size + 64
 
 
 def reduces_as_well(plan: Plan) -> bool:
