@@ -256,6 +256,35 @@ def test_repeated_calls_start_their_kernels(cupy, repeated, indices):
 
 
 @pytest.mark.skipif(not BUILT, reason="prepared calls of CPU tensors need the core")
+def test_repeated_calls_start_all_kernels_or_none(cupy, repeated):
+    """A thread may call while another one notes the kernels that are compiled now."""
+    x = ndarray(np.arange(2 * 6 * 8, dtype=np.float32).reshape(2, 6, 8))
+    ndpool.max_pool2d(x, 2)
+    depth = 0
+
+    class Interrupted(Kernel):
+        @property
+        def start(self):
+            nonlocal depth
+            depth += 1
+            if depth == 2:  # all are compiled, and the first is noted
+                ndpool.max_pool2d(x, 2)
+            return self._start
+
+        @start.setter
+        def start(self, value):
+            pass
+
+    for kernel in repeated:
+        kernel.compile()
+    repeated[1].__class__ = Interrupted
+    for _ in range(2):
+        ndpool.max_pool2d(x, 2)
+    first, last = (kernel.started for kernel in repeated)
+    assert len(first) == len(last) == 3
+
+
+@pytest.mark.skipif(not BUILT, reason="prepared calls of CPU tensors need the core")
 def test_repeated_calls_without_memory_are_made_by_pytorch(cupy, repeated, monkeypatch):
     def none(size):
         raise MemoryError

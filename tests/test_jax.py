@@ -672,3 +672,25 @@ def test_threads_and_instruction_sets_give_the_same_bits(restore_settings):
         got = [np.asarray(a).tobytes() for a in pool(x)]
         wanted = wanted or got
         assert got[1] == wanted[1]
+
+
+def test_sharded_arrays():
+    """Arrays of two devices give the same results; inside `shard_map` each shard is pooled on its own."""
+    code = """
+import jax, numpy as np, ndpool
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+by = PartitionSpec("batch")
+mesh = Mesh(np.array(jax.devices()), ("batch",))
+x = np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float32)
+shards = jax.device_put(x, NamedSharding(mesh, by))
+pool = lambda x: ndpool.max_pool2d(x, 3, 2, 1)
+each = jax.shard_map(pool, mesh=mesh, in_specs=by, out_specs=by)
+print(all(np.array_equal(f(shards), pool(x)) for f in (jax.jit(pool), each, jax.jit(each))))
+gradients = [jax.grad(lambda x, f=f: (f(x) ** 2).sum())(shards) for f in (pool, each)]
+print(np.array_equal(*gradients), len(each(shards).sharding.device_set))
+"""
+    if not hasattr(jax, "shard_map"):
+        pytest.skip("this JAX has no jax.shard_map")
+    flags = "--xla_force_host_platform_device_count=2"
+    assert run_python(code, XLA_FLAGS=flags).split() == ["True", "True", "2"]

@@ -147,7 +147,12 @@ OPSETS = [
     ({"window": (2, 2), "dilation": 2}, 10),
     ({"window": (2, 2), "ceil_mode": True}, 11),
     ({"window": (2, 2), "padding": ((1, 0), (0, 0))}, 11),
+    ({"window": (2, 2), "padding": ((1, 0), (0, 0)), "reduce": "avg"}, 11),
+    ({"window": (2, 2), "padding": ((1, 0), (0, 0)), "reduce": "avg", "count_include_pad": False}, 13),
+    ({"window": (2, 2), "ceil_mode": True, "reduce": "sum"}, 11),
+    ({"window": (2, 2), "ceil_mode": True, "reduce": "avg"}, 13),
     ({"window": (2, 2), "dilation": 2, "reduce": "avg"}, 10),
+    ({"window": (2, 2), "dilation": 2, "padding": 1, "reduce": "avg"}, 11),
     ({"window": (2, 2), "dtype": "float16"}, 13),
     ({"output_size": (1, 1), "reduce": "avg"}, 13),
     ({"output_size": (3, 2), "return_indices": True}, 13),
@@ -184,6 +189,38 @@ def test_any_axes_and_ranks():
             assert_equal(runner(model)(x), pool(x, *given.values(), axes=axes, return_indices=True))
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(
+    "given",
+    [
+        # Padding as wide as the window, which AveragePool of ONNX Runtime refuses.
+        *({"window": 2, "stride": 3, "padding": ((0, 2),), "reduce": r} for r in ("sum", "avg", "lp", "max")),
+        # Padding for windows that begin beyond the input, which ceil_mode leaves out.
+        *(
+            {"window": 2, "stride": 3, "padding": ((1, pad),), "reduce": reduce, "ceil_mode": True}
+            for reduce in ("max", "avg", "sum")
+            for pad in (2, 3)
+        ),
+        # Windows that step over the whole input.
+        {"window": 2, "stride": 1, "padding": 1, "dilation": 2, "count_include_pad": False, "reduce": "avg"},
+    ],
+    ids=str,
+)
+def test_padding_as_wide_as_the_window(given, known):
+    """What only the general functions allow."""
+    ran = 0
+    for size in range(1, 9):
+        x = np.random.default_rng(size).standard_normal((2, 3, size)).astype(np.float32)
+        how = {**given, "axes": (2,)}
+        try:
+            want = ndpool.pool(x, **how)
+        except ValueError:
+            continue
+        ran += 1
+        assert_equal(runner(export_pool(x.shape if known else (2, 3, "w"), **how))(x), (want,))
+    assert ran > 1
+
+
 def test_a_model_is_written(tmp_path):
     model = export_pool(("n", 1, "h", "w"), (2, 2), tmp_path / "pool.onnx")
     assert onnx.load(tmp_path / "pool.onnx") == model
@@ -196,7 +233,10 @@ def test_a_model_is_written(tmp_path):
     [
         ({}, ValueError, "one of window and output_size must be given; got window=None, output_size=None"),
         ({"window": 2, "output_size": 2}, ValueError, "one of window and output_size must be given"),
-        ({"output_size": (2, 2), "stride": 2}, ValueError, "stride, padding, dilation and ceil_mode are for"),
+        *(
+            ({"output_size": (2, 2), "reduce": "avg", **more}, ValueError, "stride, padding, dilation")
+            for more in ({"stride": 2}, {"divisor_override": 3}, {"count_include_pad": False})
+        ),
         ({"window": (0, 2)}, ValueError, "window must be from 1 to"),
         ({"window": (2, 2), "padding": -1}, ValueError, "padding must be from 0 to"),
         ({"window": (2, 2), "reduce": "median"}, ValueError, "reduce must be one of"),

@@ -344,6 +344,36 @@ def test_second_derivative_is_zero_and_not_missing(name, args, kwargs, own, larg
         torch.testing.assert_close(ours, theirs)
 
 
+class Doubled(torch.autograd.Function):
+    """A caller's function, whose context has attributes with names of PyTorch's nodes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.variable = ctx.link = "mine"
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d"])
+def test_second_derivative_after_a_function_of_the_caller(name):
+    x = torch.rand(1, 4, 4, requires_grad=True)
+    (g,) = torch.autograd.grad(getattr(ndpool, name)(Doubled.apply(x), 2).sum(), x, create_graph=True)
+    assert not torch.autograd.grad(g.sum(), x)[0].any()
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["leaf", "computed"])
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d"])
+def test_second_derivative_of_gradients_under_vmap(name, own):
+    """The pooling is outside of `vmap`, its gradient inside."""
+    x = torch.rand(1, 4, 4, requires_grad=True)
+    y = getattr(ndpool, name)(x if own else x * 2, 2)
+    g = vmap(lambda v: torch.autograd.grad(y, x, v, create_graph=True)[0])(torch.rand(3, *y.shape))
+    assert not torch.autograd.grad(g.sum(), x)[0].any()
+
+
 @pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d", "adaptive_max_pool2d", "adaptive_avg_pool2d"])
 def test_strict_hessian(name):
     x = torch.rand(1, 4, 4)

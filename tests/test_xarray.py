@@ -170,6 +170,8 @@ def test_coordinates_without_a_mean_are_dropped():
         ["t"],
     ).assign_coords(day=("t", dates))
     assert set(ndpool.pool(x, 2, axes="t").coords) == {"day"}
+    long = x.assign_coords(t=("t", np.arange(4, dtype=np.longdouble)))
+    assert ndpool.pool(long, 2, axes="t")["t"].values.tolist() == [0.5, 2.5]
     stacked = field().drop_vars("label").stack(place=("y", "x"))
     got = ndpool.pool(stacked, 2, axes="place")
     assert set(got.coords) == {"time", "level", "area", "x", "y"}  # no longer an index
@@ -225,6 +227,8 @@ def test_lazy_arrays_stay_lazy():
             return
         got = ndpool.pool(x, 3, stride=1, axes="time", reduce="avg")
         area = ndpool.pool(x, 2, axes=("y", "x"))["area"]
+        unnamed = ndpool.pool(x.rename(None), 3, axes="time", return_indices=True)
+    assert [y.name for y in unnamed] == [None, None]  # not Dask's own
     assert dask.is_dask_collection(got)
     assert dask.is_dask_collection(area)
     np.testing.assert_allclose(

@@ -208,7 +208,7 @@ class _Padded(NamedTuple):
 
     windows: list[Window]  # with the padding that the operator adds
     explicit: bool
-    over: list[int]  # inputs beyond the padding that ceil_mode adds
+    over: list[int]  # inputs beyond the padding that ceil_mode adds; negative: padding that it leaves out
 
 
 def _floor(job: Job) -> _Padded:
@@ -221,7 +221,9 @@ def _floor(job: Job) -> _Padded:
         for a, (size, w) in enumerate(zip(job.sizes, windows, strict=True)):
             if isinstance(size, int):
                 out = geometry.outputs_from_flat(job.function, (size,), (*w, 1, 1))[0]
-                over[a] = max(0, (out - 1) * w.stride + w.span - (size + w.before + w.after))
+                beyond = (out - 1) * w.stride + w.span - (size + w.before + w.after)
+                # Padding wider than a window has room for windows that begin beyond the input.
+                over[a] = beyond if beyond > 0 else min(0, beyond + w.stride - 1)
             else:
                 # Enough for a partial window, not for one that begins beyond the input.
                 over[a] = min(w.stride - 1, w.span - 1 - w.after)
@@ -286,7 +288,14 @@ def _summed(g: Graph, x: Any, job: Job, p: _Padded) -> Any:
     n, dtype = len(job.axes), g.dtype(x)
     count = prod(w.kernel for w in p.windows)
     include, over = bool(job.windows[-1]), any(e > 0 for e in p.over)
-    plain = dtype == "float32" and n <= MAX_NATIVE_AXES and all(w.dilation == 1 for w in p.windows)
+    # ONNX Runtime moves a Pad into AveragePool, whose padding must be less than the window.
+    wide = any(
+        isinstance(width, int) and width >= w.kernel
+        for w, pair in zip(p.windows, _pairs(p), strict=True)
+        for width in pair
+    )
+    regular = not wide and all(w.dilation == 1 for w in p.windows)
+    plain = dtype == "float32" and n <= MAX_NATIVE_AXES and regular
     scale = count if plain else 1  # of what the sum is more than what `total` gives
     mean = job.reduce == "avg" or (job.reduce == "lp" and geometry.norm_taps(job.function, n, job.windows))
 
@@ -327,7 +336,9 @@ def _counts(g: Graph, size: Any, w: Window, over: int, include: bool) -> Any:
     if include or (isinstance(w.before, int) and not w.before):
         return taps
     lead = g.minimum(first - w.before, 0) - (w.dilation - 1)
-    return taps + (-((-lead) // w.dilation))
+    taps = taps + (-((-lead) // w.dilation))
+    # A dilated window may step over the whole input: its sum is 0, and so is its average.
+    return -g.minimum(-taps, -1) if w.dilation > 1 else taps
 
 
 def _padded(g: Graph, x: Any, pairs: Sequence[tuple[int, int]], value: float) -> Any:

@@ -93,11 +93,12 @@ def export_pool(
             f"{_FN}: one of window and output_size must be given; "
             f"got window={show(window)}, output_size={show(output_size)}"
         )
-    if output_size is not None and (stride, padding, dilation, ceil_mode) != (None, 0, 1, False):
-        raise ValueError(
-            f"{_FN}: stride, padding, dilation and ceil_mode are for window=; got them with output_size="
-        )
     sliding = (window, stride, padding, dilation, ceil_mode, count_include_pad)
+    if output_size is not None and (*sliding, divisor_override) != (None, None, 0, 1, False, True, None):
+        raise ValueError(
+            f"{_FN}: stride, padding, dilation, ceil_mode, count_include_pad and divisor_override are for "
+            f"window=; got one with output_size="
+        )
     asked = _Asked(
         function="pool" if output_size is None else "adaptive_pool",
         shape=_check_shape(shape),

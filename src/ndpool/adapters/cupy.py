@@ -167,13 +167,14 @@ def _repeated(steps: Any, result: Any) -> Callable[[Any], Any] | None:
     new, *new_extra = [_new(y) for y in (result if type(result) is tuple else (result,))]
     several = cupy.cuda.runtime.getDeviceCount() > 1
     alloc, current_stream = cupy.cuda.alloc, cupy.cuda.get_current_stream
-    starts: list[Any] = []  # of the kernels, once they are compiled
+    starts: tuple[Any, ...] = ()  # of the kernels, once they are compiled
 
     def again(x: Any) -> Any:
+        nonlocal starts
         data = x.data
         address = data.ptr
         if not starts and all(kernel.start for kernel in kernels):
-            starts.extend(kernel.start for kernel in kernels)
+            starts = tuple([kernel.start for kernel in kernels])  # at once: other threads read it
         if address % 16 or not starts or (several and data.device_id != cupy.cuda.runtime.getDevice()):
             return None
         if not hasattr(_thread, "ready"):

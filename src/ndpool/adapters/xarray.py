@@ -195,7 +195,9 @@ def _wrap(x: DataArray, result: Any, dims: Any, means: dict[Hashable, Any]) -> A
     kept = x.drop_vars(gone).coords
 
     def array(data: Any, attrs: Any) -> Any:
-        return DataArray(data, kept, x.dims, x.name, attrs).assign_coords(means)
+        made = DataArray(data, kept, x.dims, x.name, attrs).assign_coords(means)
+        made.name = x.name  # without one, xarray would take that of a lazy array
+        return made
 
     if isinstance(result, tuple):
         return array(result[0], x.attrs), array(result[1], None)
@@ -233,7 +235,7 @@ def _mean(data: Any, axes: tuple[int, ...], plan: Plan) -> Any:
     if not plain and (empty or kind not in "iuf"):
         return None
     if kind in "iuf":
-        data = data if kind == "f" else data.astype(np.float64)
+        data = data if kind == "f" and data.dtype.itemsize <= 8 else data.astype(np.float64)
         result = framework_of("pool", data).run(Call("pool", REDUCTIONS["avg"], axes, plan), data)
         if empty:
             result[np.broadcast_to(_counts(data.ndim, axes, plan), result.shape) == 0] = np.nan

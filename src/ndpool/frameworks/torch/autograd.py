@@ -148,12 +148,15 @@ def _scatter_add_last(grad: Tensor, indices: Tensor, axes: tuple[int, ...], size
 
 
 def link_to(x: Tensor) -> Any:
-    """An empty tensor that depends on `x` and keeps none of its memory; None where it can have no effect.
+    """A link to the input of a function; None where it can have no effect."""
+    return link_of(x) if x.requires_grad and not transformed() else None
+
+
+def link_of(x: Tensor) -> tuple[Tensor]:
+    """An empty tensor that depends on `x` and keeps none of its memory.
 
     In a tuple, so that `Function.apply` does not treat it as a differentiable argument.
     """
-    if not x.requires_grad or transformed():
-        return None
     if not x.is_cpu:
         return (x.narrow(0, 0, 0).clone(),)
     return (x.index_select(0, torch.empty(0, dtype=torch.int64, device="cpu")),)

@@ -27,6 +27,7 @@ from ndpool.frameworks.torch import cpu, kernels
 from ndpool.frameworks.torch.autograd import (
     direct,
     inside_norm,
+    link_of,
     link_to,
     linked,
     lp_backward,
@@ -262,7 +263,9 @@ def _link_of(ctx: Any) -> Any:
     if hasattr(ctx, "link"):
         return ctx.link
     node = ctx.next_functions[0][0]
-    return link_to(node.variable if hasattr(node, "variable") else ctx.saved_tensors[-1])
+    # By its name: the context of a caller's own function may have any attribute.
+    leaf = node.name() == "torch::autograd::AccumulateGrad"
+    return link_of(node.variable if leaf else ctx.saved_tensors[-1])
 
 
 class TrainNorm(Function):
