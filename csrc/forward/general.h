@@ -129,8 +129,9 @@ inline int64_t widest(const Axis& a, int64_t tile) {
   return most(1, least(a.size, (tile - 1) * a.stride + (a.kernel - 1) * a.step + 1));
 }
 
+// Minima are reversed before they are stored.
 template <class V> bool writes_directly(const Problem& p, const Row& y) {
-  return stored_as<V>(p.y_type) && y.packed(sizeof(V));
+  return p.op != Op::min && stored_as<V>(p.y_type) && y.packed(sizeof(V));
 }
 
 inline void set_tiles(Problem& p, int64_t bytes_per_output, int64_t extent) {

@@ -341,8 +341,8 @@ private:
   template <bool speculative> void finish(const Tile& t) {
     const int64_t rows = t.r1 - t.r0;
     const Row first = row(p_.y, base(p_.y, t), t, t.r0, t.c0, t.c1);
-    const bool native = p_.op != Op::min && writes_directly<V>(p_, first) &&
-                        (p_.n_axes == 1 || p_.y.pooled[0] % int64_t(sizeof(V)) == 0);
+    const bool native =
+        writes_directly<V>(p_, first) && (p_.n_axes == 1 || p_.y.pooled[0] % int64_t(sizeof(V)) == 0);
     const int64_t y_pitch = p_.n_axes == 2 ? p_.y.pooled[0] / int64_t(sizeof(V)) : t.n;
     if constexpr (!R::picks) even_ = shares(t);
     for (int64_t q = 0; q < t.planes; ++q) {
