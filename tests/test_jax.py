@@ -674,7 +674,7 @@ def test_threads_and_instruction_sets_give_the_same_bits(restore_settings):
         assert got[1] == wanted[1]
 
 
-def test_sharded_arrays():
+def test_shard_map():
     """Arrays of two devices give the same results; inside `shard_map` each shard is pooled on its own."""
     code = """
 import jax, numpy as np, ndpool
