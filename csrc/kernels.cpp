@@ -71,7 +71,7 @@ bool shares_little(const Problem& p) {
   return visits <= 9;
 }
 
-// SmallPlanes and disjoint windows, whose taps are read directly.
+// Small and disjoint windows, whose taps are read directly.
 template <class R, class S, bool coded> Kernel direct_engine(const Problem& p) {
   if (p.lanes > 1) {
     if ((coded || shares_little(p)) && ChannelsLast<R, S, coded>::serves(p))

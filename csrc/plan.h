@@ -13,6 +13,10 @@ constexpr int max_axes = 6;
 constexpr int max_lead = 58;
 
 enum class Dtype : int { b8, i8, u8, i16, u16, i32, u32, i64, u64, f16, bf16, f32, f64 };
+static constexpr int64_t size_of(Dtype type) {
+  constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
+  return sizes[int(type)];
+}
 enum class Op : int { max, min, sum, lp };
 // What is stored beside the values: nothing, offsets inside the window, or positions in the plane.
 enum class Extra : int { none, offset8, offset32, index64 };

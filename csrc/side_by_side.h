@@ -19,11 +19,6 @@ struct Transposed {
   bool read, written;
 };
 
-inline int64_t size_of(Dtype type) {
-  constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
-  return sizes[int(type)];
-}
-
 inline int64_t size_of(Extra extra) { return extra == Extra::offset8 ? 1 : extra == Extra::offset32 ? 4 : 8; }
 
 // The elements of a plane: `runs` pieces of `length` neighbours.

@@ -27,7 +27,7 @@ constexpr int vector_bytes = 32;
 constexpr int vector_bytes = 16;
 #endif
 
-// x86 processors without AVX2 are rare by now: they have the general engines alone, which are speculative to compile.
+// x86 processors without AVX2 are rare by now: they have the general engines alone, which are quick to compile.
 #if defined(__x86_64__) && !defined(__AVX2__)
 constexpr bool specialised = false;
 #else
@@ -63,7 +63,7 @@ template <class T, int N> using Vec = typename VecOf<T, N>::type;
 template <class V> using Element = std::remove_cvref_t<decltype(std::declval<V>()[0])>;
 template <class V> constexpr int length_of = sizeof(V) / sizeof(Element<V>);
 
-// ChannelsLast of the widest vector, and of a narrow one for short rows.
+// Lanes of the widest vector, and of a narrow one for short rows.
 template <class T> constexpr int wide = vector_bytes / int(sizeof(T));
 template <class T> constexpr int narrow_lanes = (vector_bytes > 16 ? vector_bytes / 2 : 16) / int(sizeof(T));
 
@@ -515,7 +515,7 @@ template <int N> struct Part {
 
 #endif
 
-// Whether a NaN was met.
+// Whether there was a NaN.
 template <int N> struct Met {
 #if defined(__AVX512VL__)
   __mmask16 mask = 0;

@@ -12,8 +12,7 @@ constexpr int64_t tile_bytes = 96 * 1024;  // what a worker keeps at hand: well 
 constexpr int64_t least_tile = 64;
 constexpr int group = 4;  // rows folded at a time when there is nothing to keep
 
-// The kernel of square windows of float32 that move by one in two dimensions, their taps `step` apart; 0 for all
-// others.
+// The kernel of square windows of float32 with stride 1 in two dimensions and this dilation; 0 for all others.
 static inline int64_t square_kernel(const Problem& p, int64_t step = 1) {
   if (p.n_axes != 2 || p.op == Op::lp || p.extra != Extra::none) return 0;
   if (p.x_type != Dtype::f32 || p.y_type != Dtype::f32) return 0;
@@ -308,12 +307,12 @@ private:
     const int64_t width = (in.to - in.from) * p_.lanes, at = (in.from - first) * p_.lanes;
     nan_ = false;
     Vec<V, N> all{};  // the sum of the elements: a NaN stays in it
-    if (!fold_down(walk, rows, in, row_.value + at, row_.code + at, width, all)) return nullptr;
+    if (!fold_down(walk, rows, in, at, width, all)) return nullptr;
     if constexpr (speculates)
       if (any(all != all)) {
         nan_ = true;
         rows.reset();
-        if (!fold_down(walk, rows, in, row_.value + at, row_.code + at, width, all)) return nullptr;
+        if (!fold_down(walk, rows, in, at, width, all)) return nullptr;
       }
     return row_.value;
   }
@@ -321,8 +320,9 @@ private:
   // Maxima without codes are folded the speculative way first, which assumes that there is no NaN.
   static constexpr bool speculates = R::picks && is_real<V> && !coded;
 
-  bool fold_down(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, V* to,
-                 [[maybe_unused]] Code* codes, int64_t width, [[maybe_unused]] Vec<V, N>& all) {
+  bool fold_down(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, int64_t at, int64_t width,
+                 [[maybe_unused]] Vec<V, N>& all) {
+    V* const to = row_.value + at;
     const V* values[group];
     Code base[group];
     int held = 0;
@@ -332,7 +332,7 @@ private:
       base[held++] = keeps_codes() ? rows.code(p_.axes) : 0;
       if (held < group && r + 1 < rows.count()) continue;
       if constexpr (coded) {
-        if (!searches_) fold_coded<R>(values, base, held, to, codes, width, r >= group);
+        if (!searches_) fold_coded<R>(values, base, held, to, row_.code + at, width, r >= group);
       }
       if constexpr (speculates)
         if (!nan_) {

@@ -52,8 +52,8 @@ template <class V, class F> __attribute__((always_inline)) inline void each_vect
   for (int64_t j = 0; j < n; j += N) write(dst + j, f(j));
 }
 
-// Whole windows of `kernel` taps (sums: 512 at most), `tap` elements apart, at every position of a row: dst[j] for j < n. `x` and `dst` are
-// scratch rows that may be the same, with room for a vector past their ends.
+// Whole windows of `kernel` taps (sums: at most 512), `tap` elements apart, at every position of a row: dst[j] for
+// j < n. `x` and `dst` are scratch rows that may be the same, with room for a vector past their ends.
 template <class R, bool exact = true>
 void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64_t tap, typename R::V* dst) {
   using V = typename R::V;

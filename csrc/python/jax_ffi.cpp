@@ -18,7 +18,7 @@
 #include <xmmintrin.h>
 #endif
 
-#include "runtime/threads.h"
+#include "runtime/cost.h"
 
 namespace ndpool {
 namespace {
@@ -123,9 +123,7 @@ constexpr int types[] = {1, 2, 6, 3, 7, 4, 8, 5, 9, 10, 16, 11, 12};
 
 }  // namespace xla
 
-constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
-constexpr int64_t layout_version = 1;      // of the attribute `call`
-constexpr int64_t serial_bytes = 1 << 20;  // work of fewer bytes stays on one thread
+constexpr int64_t layout_version = 1;  // of the attribute `call`
 
 const std::atomic<const Kernels*>* chosen_kernels = nullptr;
 
@@ -164,7 +162,7 @@ struct Dense {
     if (buffer->bytes < sizeof(xla::Buffer)) refuse("buffers are smaller than expected");
     if (buffer->type != xla::types[int(type)]) refuse("a buffer has another dtype");
     if (buffer->rank < 1 || buffer->rank > max_lead + max_axes) refuse("a buffer has too many axes");
-    item = sizes[int(type)];
+    item = size_of(Dtype(type));
     data = static_cast<char*>(buffer->data);
     if (reinterpret_cast<std::uintptr_t>(data) % std::uintptr_t(item)) refuse("a buffer is misaligned");
     ndim = int(buffer->rank);
@@ -186,7 +184,7 @@ struct Work {
   Problem p;
   int pooled[max_axes];  // axes counted from the end: -1 is the last
   bool backward = false;
-  int64_t results = 0, cost = 0;
+  int64_t results = 0;
 };
 
 void read_tables(Axis& axis, Words& words, int64_t n) {
@@ -291,18 +289,12 @@ void lay_out(Work& work, const std::vector<Member>& members, const Member& lane_
 
 void measure(Work& work) {
   Problem& p = work.p;
-  double inputs = double(p.planes) * double(p.lanes), outputs = inputs, taps = 0;
   work.results = p.planes * p.lanes;
   for (int a = 0; a < p.n_axes; ++a) {
     const int64_t extent = work.backward ? p.axes[a].size : p.axes[a].out;
     if (a + 1 < p.n_axes) p.rows *= extent;
     work.results *= extent;
-    inputs *= double(p.axes[a].size);
-    outputs *= double(p.axes[a].out);
-    taps += double(p.axes[a].kernel);
   }
-  const double bytes = std::max(inputs + outputs, outputs * taps) * double(sizes[int(p.x_type)]);
-  work.cost = int64_t(std::min(1e18, bytes));
 }
 
 Kernel find_kernel(const Work& work) {
@@ -321,8 +313,7 @@ void run(Work& work) {
   const Kernel kernel = find_kernel(work);
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
-  const int workers =
-      work.cost < serial_bytes ? 1 : std::max(1, int(std::min<int64_t>(num_threads(), p.units)));
+  const int workers = Cost(p).workers(p.units);
   std::unique_ptr<char[]> memory(new char[size_t(scratch) * size_t(workers) + 64]);
   char* const at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
   if (workers == 1) return kernel.run(p, 0, p.units, at);
