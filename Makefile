@@ -22,7 +22,7 @@ test: lint types unit  ## what every change must pass: lint, types, tests
 lint: .venv/.development  ## check and format-check Python and C++
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES) tests/new_reducers.cpp
 
 types: .venv/.development  ## check the types of the package
 	$(BIN)/mypy --strict src

@@ -68,6 +68,10 @@ template <class T> struct Sum {
   }
 };
 
+// A reducer that cannot be a fold, such as a median: it gets the elements of a window together.
+template <class R>
+concept Collects = requires(typename R::V* x, int64_t n) { R::of(x, n); };
+
 // Values with their codes: the candidate for the best of a window.
 template <class R> inline void merge_coded(typename R::V later, Code code, typename R::V& best, Code& at) {
   const bool better = R::better(later, best);

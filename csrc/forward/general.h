@@ -81,8 +81,13 @@ inline Code lead_code(const Walk<Over::outputs>& walk, int n_axes) {
   return Code(code * walk.last().kernel);
 }
 
-// A packed row of inputs [from, to) in the compute type: the array's own memory where it has that form already.
-// The pointer returned stands for position 0 of the row.
+struct Span {
+  int64_t from, to;
+};
+
+// The source of the forward engines: a packed row of inputs [from, to) in the compute type, the array's own memory where
+// it has that form already. The pointer returned stands for position 0 of the row, or for `from` where a walk says which
+// row it is.
 template <class V> class Input {
 public:
   Input(const Problem& p, bool widening)
@@ -99,14 +104,14 @@ public:
     return buffer - from * p_.lanes;
   }
 
+  const V* row(const Walk<Over::outputs>& walk, const int64_t* outer, const Span& in, V* buffer) const {
+    return row(walk.row(p_.x, outer, in.from, in.to), 0, buffer);
+  }
+
 private:
   const Problem& p_;
   Load<V> load_;
   bool direct_;
-};
-
-struct Span {
-  int64_t from, to;
 };
 
 // The inputs that the windows of outputs [o0, o1) of an axis touch.
@@ -154,16 +159,19 @@ inline Problem channels_as_row(const Problem& p) {
 
 // The general engine, for any window, layout and type: the rows of a window are folded down into one, in the order of
 // the plane, then that row is folded into its outputs. A row and what is made of it stay in L1 and L2.
-template <class R, bool coded> struct Rows {
+// The source may be another than the plain input (one that leaves out masked elements, or NaN), and the reducer one that
+// collects.
+template <class R, bool coded, class Source = Input<typename R::V>> struct Rows {
   static constexpr const char* engine = "rows";
   using V = typename R::V;
   static constexpr int N = wide<V>;
 
   static void prepare(Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    set_tiles(p, (last.stride * 3 + 2) * p.lanes * int64_t(sizeof(V)), last.out);
-    p.scratch = RowSet::bytes(p) + group * Scratch::bytes<V>(input_length(p)) +
-                2 * Scratch::bytes<V>(row_length(p)) + Scratch::bytes<V>(interleaved * p.lanes + N) +
+    set_tiles(p, (last.stride * 3 + 2 + collected(p)) * p.lanes * int64_t(sizeof(V)), last.out);
+    p.scratch = Scratch::bytes<V>(p.tile * p.lanes * collected(p)) + RowSet::bytes(p) +
+                group * Scratch::bytes<V>(input_length(p)) + 2 * Scratch::bytes<V>(row_length(p)) +
+                Scratch::bytes<V>(interleaved * p.lanes + N) +
                 (coded ? 2 * Scratch::bytes<V>(row_length(p)) + 3 * Scratch::bytes<Code>(row_length(p)) : 0);
   }
 
@@ -178,13 +186,13 @@ template <class R, bool coded> struct Rows {
 
 private:
   const Problem& p_;
-  const Input<V> input_;
+  const Source input_;
   const Store<V> store_;
   const Codes codes_;
   V* buffers_[group];
   Coded<V> row_{}, everywhere_{},
       found_{};  // the folded row, windows at every position, those of the outputs
-  V* parts_;
+  V *parts_, *windows_ = nullptr;
   const char* end_;  // of what vectors may read
   const bool searches_;
   bool nan_ = true;                     // whether there may be one in the folded row
@@ -205,6 +213,13 @@ private:
   }
   bool keeps_codes() const { return coded && !searches_; }
 
+  // The elements of a window, where they are collected.
+  static int64_t collected(const Problem& p) {
+    int64_t taps = Collects<R>;
+    for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].kernel;
+    return taps;
+  }
+
   // Of a tile's inputs, and with padding around them; vectors reach past both.
   static int64_t input_length(const Problem& p) {
     return widest(p.axes[p.n_axes - 1], p.tile) * p.lanes + 2 * N;
@@ -223,6 +238,7 @@ private:
     row_.value = scratch.take<V>(row_length(p));
     found_.value = scratch.take<V>(row_length(p));
     parts_ = scratch.take<V>(interleaved * p.lanes + N);
+    if constexpr (Collects<R>) windows_ = scratch.take<V>(p.tile * p.lanes * collected(p));
     if constexpr (coded) {
       row_.code = scratch.take<Code>(row_length(p));
       everywhere_ = {scratch.take<V>(row_length(p)), scratch.take<Code>(row_length(p))};
@@ -237,7 +253,9 @@ private:
     const int64_t o0 = walk.tile_begin(), o1 = walk.tile_end(), n = (o1 - o0) * p_.lanes;
     const Row y = walk.row(p_.y, o0, o1);
     rows.windows(walk);
-    if (rows.count() == 0) {
+    if constexpr (Collects<R>) {
+      if (!collect(walk, rows, o0, o1)) return false;
+    } else if (rows.count() == 0) {
       for (int64_t j = 0; j < n; ++j) found_.value[j] = R::init();
     } else {
       const Span in = touched(last, o0, o1);
@@ -275,6 +293,28 @@ private:
     return true;
   }
 
+  // The elements of each window side by side, in the order of the plane, and what the reducer makes of them.
+  bool collect(const Walk<Over::outputs>& walk, RowSet& rows, int64_t o0, int64_t o1) {
+    const Axis& last = walk.last();
+    const Span in = touched(last, o0, o1);
+    const int64_t unit = p_.lanes, most_taps = collected(p_);
+    int64_t before = 0;  // rows
+    for (; before < rows.count(); ++before, rows.next()) {
+      if (p_.stopped()) return false;
+      const V* x = input_.row(walk, rows.index(), in, buffers_[0]);
+      for (int64_t o = o0, j = 0; o < o1; ++o) {
+        const Window w = window(last, o);
+        for (int64_t c = 0; c < unit; ++c, ++j)
+          for (int64_t t = 0; t < w.taps; ++t)
+            windows_[j * most_taps + before * w.taps + t] = x[(w.start - in.from + t * last.step) * unit + c];
+      }
+    }
+    for (int64_t o = o0, j = 0; o < o1; ++o)
+      for (int64_t c = 0; c < unit; ++c, ++j)
+        found_.value[j] = R::of(windows_ + j * most_taps, before * window(last, o).taps);
+    return true;
+  }
+
   // Short windows of stride 1 go to the results in one step; the last vector by way of scratch.
   static constexpr int64_t one_step = 3;
   bool straight(const Walk<Over::outputs>& walk, const V* x, const Axis& a, const Row& y) {
@@ -300,7 +340,7 @@ private:
   const V* down(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, int64_t first, int64_t last) {
     nan_ = true;
     if (!keeps_codes() && rows.count() == 1 && in.from == first && in.to == last) {
-      const V* x = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), 0, row_.value);
+      const V* x = input_.row(walk, rows.index(), in, row_.value);
       if (x == row_.value || reinterpret_cast<const char*>(x + (in.to - in.from) * p_.lanes + N) <= end_)
         return x;
     }
@@ -328,7 +368,7 @@ private:
     int held = 0;
     for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
       if (p_.stopped()) return false;
-      values[held] = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), 0, buffers_[held]);
+      values[held] = input_.row(walk, rows.index(), in, buffers_[held]);
       base[held++] = keeps_codes() ? rows.code(p_.axes) : 0;
       if (held < group && r + 1 < rows.count()) continue;
       if constexpr (coded) {
@@ -477,11 +517,11 @@ private:
     }
     rows.reset();
     for (int64_t r = 0; r < rows.count() && (left || has_nan) && !p_.stopped(); ++r, rows.next()) {
-      const V* x = input_.row(walk.row(p_.x, rows.index(), in.from, in.to), in.from, buffers_[0]);
+      const V* x = input_.row(walk, rows.index(), in, buffers_[0]);
       const Code base = rows.code(p_.axes);
       for (int64_t o = o0; o < o1; ++o) {
         const Window w = window(walk.last(), o);
-        const V* from = x + w.start * unit;
+        const V* from = x + (w.start - in.from) * unit;
         left -= first_equal(from, w.taps, unit, base + Code(w.lead), (o - o0) * unit);
         if (has_nan) last_nan(from, w.taps, unit, base + Code(w.lead), (o - o0) * unit);
       }
