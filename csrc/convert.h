@@ -56,28 +56,38 @@ template <class T, class F> inline void each(const Row& row, F&& f) {
   }
 }
 
+// Calls f with where each vector of n elements begins, and what it may read and write there: the last one overlaps its
+// neighbour, and fewer elements than a vector go by way of `from` and `to`, copies that have room for one.
+template <class V, class From, class To, class F>
+__attribute__((always_inline)) inline void each_vector_of(int64_t n, const From* from, To* to, F&& f) {
+  constexpr int N = wide<V>;
+  if (n >= N) {
+    int64_t j = 0;
+    for (; j + N <= n; j += N) f(from + j, to + j);
+    if (j < n) f(from + n - N, to + n - N);
+  } else if (n > 0) {
+    From some[N];
+    To done[N];
+    copy_exactly(from, some, n);
+    f(some, done);
+    copy_exactly(done, to, n);
+  }
+}
+
 template <class S, class V> void load_row(const Row& row, V* __restrict dst) {
   if constexpr (is_half<S> && std::is_same_v<V, float>)
-    if (row.packed(sizeof(S))) {
-      const S* from = reinterpret_cast<const S*>(row.data);
-      const int64_t n = row.n * row.lanes, whole = n / wide<V> * wide<V>;
-      for (int64_t j = 0; j < whole; j += wide<V>) write(dst + j, read_as<V, wide<V>>(from + j));
-      for (int64_t j = whole; j < n; ++j) dst[j] = load_as<V>(from[j]);
-      return;
-    }
+    if (row.packed(sizeof(S)))
+      return each_vector_of<V>(row.n * row.lanes, reinterpret_cast<const S*>(row.data), dst,
+                               [](const S* from, V* to) { write(to, read_as<V, wide<V>>(from)); });
   each<S>(row, [dst](const S& s, int64_t j) { dst[j] = load_as<V>(s); });
 }
 
 template <class V, class O> void store_row(const V* __restrict src, const Row& row) {
   if constexpr (is_half<O> && std::is_same_v<V, float>)
-    if (row.packed(sizeof(O))) {
-      O* to = reinterpret_cast<O*>(row.data);
-      const int64_t n = row.n * row.lanes, whole = n / wide<V> * wide<V>;
-      for (int64_t j = 0; j < whole; j += wide<V>)
-        write_as<wide<V>, false, O, V>(to + j, read<V, wide<V>>(src + j));
-      for (int64_t j = whole; j < n; ++j) to[j] = store_as<O>(src[j]);
-      return;
-    }
+    if (row.packed(sizeof(O)))
+      return each_vector_of<V>(
+          row.n * row.lanes, src, reinterpret_cast<O*>(row.data),
+          [](const V* from, O* to) { write_as<wide<V>, false, O, V>(to, read<V, wide<V>>(from)); });
   each<O>(row, [src](O& o, int64_t j) { o = store_as<O>(src[j]); });
 }
 

@@ -63,12 +63,14 @@ int64_t taps_of(const Problem& p) {
   return n;
 }
 
-// How often an element is visited, if every window reads all of its own.
+// Whether an element is visited a few times only, if every window reads all of its own: fewer for halves, which are
+// converted each time.
 bool shares_little(const Problem& p) {
   int64_t visits = 1;
   for (int a = 0; a < p.n_axes; ++a)
     if (p.axes[a].regular()) visits *= ceil_div(p.axes[a].kernel, p.axes[a].stride);
-  return visits <= 9;
+  const bool converts = p.extra == Extra::none && (p.x_type == Dtype::f16 || p.x_type == Dtype::bf16);
+  return visits <= (converts ? 4 : 9);
 }
 
 // Small and disjoint windows, whose taps are read directly.
@@ -278,16 +280,28 @@ template <> Kernel SideBySide<Over::inputs>::chosen(const Problem& inner) { retu
 
 // Rows too short for vectors: planes side by side, where rows have no engine of their own. Disjoint windows that are long
 // enough, and the gradients of long windows, go along the row all the same.
-constexpr int64_t short_row = 32, short_window = 4, short_windows = 13;
+constexpr int64_t short_row = 32, short_halves = 64, short_window = 4, short_windows = 13;
+
+// Whether an engine is slow along such rows: those that go by windows where there is hardly a vector of them, and halves
+// row by row, which are converted again for every row.
+bool slow_along(std::string_view engine, const Problem& p) {
+  const Axis& last = p.axes[p.n_axes - 1];
+  const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
+  if (engine == "sliding" && halves) return last.size <= (p.extra == Extra::none ? short_halves : short_row);
+  if (last.size > short_row) return false;
+  if (engine == "rows") return true;
+  if (engine == "blocks")
+    return last.kernel <= (p.extra != Extra::none ? short_row : last.out > 1 ? short_windows : short_window);
+  const int64_t lanes = vector_bytes / most(4, size_of(p.x_type));
+  const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
+  return engine == "direct" && p.x_type >= Dtype::f16 && 2 * last.out <= lanes && !tiled;
+}
 
 Kernel forward(const Problem& p) {
   const Kernel along = along_rows(p);
-  const Axis& last = p.axes[p.n_axes - 1];
-  if (last.size > short_row || !SideBySide<Over::outputs>::serves(p)) return along;
-  const std::string_view engine = along.engine;
-  const int64_t longest = p.extra != Extra::none ? short_row : last.out > 1 ? short_windows : short_window;
-  const bool slow = engine == "rows" || (engine == "blocks" && last.kernel <= longest);
-  return slow ? kernel_of<SideBySide<Over::outputs>>() : along;
+  return slow_along(along.engine, p) && SideBySide<Over::outputs>::serves(p)
+             ? kernel_of<SideBySide<Over::outputs>>()
+             : along;
 }
 
 Kernel backward(const Problem& p) {

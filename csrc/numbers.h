@@ -74,5 +74,18 @@ template <class O, class V> inline O store_as(V v) {
   }
 }
 
+// Division by a whole number; by 0, what is empty stays as it is. By a power of two, multiplying is the same to the bit, and
+// cheaper.
+template <class V> struct Quotient {
+  V by, inverse = V(1);
+  bool multiplies;
+
+  explicit Quotient(std::int64_t n)
+      : by(V(n ? n : 1)), multiplies(is_real<V> && n > 0 && (n & (n - 1)) == 0) {
+    if constexpr (is_real<V>) inverse = V(1) / by;
+  }
+  template <class T> T operator()(T v) const { return multiplies ? T(v * inverse) : T(v / by); }
+};
+
 }  // namespace
 }  // namespace ndpool

@@ -78,6 +78,33 @@ template <class T, int N> inline Vec<T, N> read(const T* p) {
 }
 template <class T, class V> inline void write(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
 
+// Exactly n elements: vectors overlap at the end, and a few elements are copied by shorter ones.
+template <int Bytes> inline void copy_few(const char* from, char* to, int64_t n) {
+  if (n >= Bytes) {
+    Vec<std::uint8_t, Bytes> first, last;
+    __builtin_memcpy(&first, from, Bytes);
+    __builtin_memcpy(&last, from + n - Bytes, Bytes);
+    __builtin_memcpy(to, &first, Bytes);
+    __builtin_memcpy(to + n - Bytes, &last, Bytes);
+  } else if constexpr (Bytes > 1) {
+    copy_few<Bytes / 2>(from, to, n);
+  }
+}
+template <class T> inline void copy_exactly(const T* from, T* to, int64_t n) {
+  const char* const source = reinterpret_cast<const char*>(from);
+  char* const target = reinterpret_cast<char*>(to);
+  const int64_t bytes = n * int64_t(sizeof(T));
+  if (bytes < vector_bytes) return copy_few<vector_bytes / 2>(source, target, bytes);
+  int64_t j = 0;
+  for (; j + vector_bytes <= bytes; j += vector_bytes)
+    write(target + j, read<char, vector_bytes>(source + j));
+  if (j < bytes)
+    write(target + bytes - vector_bytes, read<char, vector_bytes>(source + bytes - vector_bytes));
+}
+
+// Asks for memory that is read soon; it need not be there.
+inline void fetch(const void* p) { __builtin_prefetch(p); }
+
 #if defined(__AVX2__)
 template <class To> inline To first_of(__m128i v) {
   To low;

@@ -15,6 +15,7 @@ template <class R, class S, bool coded> struct Blocks {
   static constexpr const char* engine = "blocks";
   using V = typename R::V;
   static constexpr int N = wide<V>, broad = 4, few = 4;
+  static constexpr int64_t most_copied = 64;  // rows at the end of the array
   static constexpr bool can_be_nan = R::picks && is_real<V>;
   static constexpr bool columned = sizeof(V) >= 4 && !coded;  // few lanes: rows become columns in a few steps
   using Vn = Vec<V, N>;
@@ -39,7 +40,8 @@ template <class R, class S, bool coded> struct Blocks {
     p.tile = most(1, least(last.out, row_elements / per_output));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = Scratch::bytes<V>(row_length(p)) + (coded ? Scratch::bytes<C>(row_length(p)) : 0);
+    p.scratch = Scratch::bytes<V>(row_length(p)) + Scratch::bytes<S>(row_length(p)) +
+                (coded ? Scratch::bytes<C>(row_length(p)) : 0);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -66,6 +68,7 @@ private:
   const Problem& p_;
   Walk<Over::outputs> walk_;
   V* folded_;
+  S* edge_;               // a row at the end of the array
   C* numbers_ = nullptr;  // of the rows they are from
   Range full_;            // outputs with whole windows
   const S* end_;          // of the input; null where it has negative strides
@@ -80,6 +83,7 @@ private:
   Blocks(const Problem& p, int64_t begin, char* memory) : p_(p), walk_(p, begin) {
     Scratch scratch(memory);
     folded_ = scratch.take<V>(row_length(p));
+    edge_ = scratch.take<S>(row_length(p));
     if constexpr (coded) numbers_ = scratch.take<C>(row_length(p));
     const Axis& last = p.axes[p.n_axes - 1];
     full_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
@@ -121,15 +125,28 @@ private:
   }
 
   // Columns [0, n) of all rows, one row after the other, `x` being the first; true if a NaN was met, be it a little
-  // beyond the last column.
-  bool fold(const Rows& rows, const S* x, int64_t n, V* to) const {
+  // beyond the last column. Vectors may read beyond a row, but not beyond the array: the last rows may have to be copied.
+  bool fold(const Rows& all, const S* x, int64_t n, V* to) const {
     Vn seen[broad] = {};
+    Rows rows = all;
+    if (rows.slabs > 1 && rows.slab_pitch == rows.rows * rows.row_pitch) {
+      rows.rows *= rows.slabs;
+      rows.slabs = 1;
+    }
+    int64_t vectors = ceil_div(n, N), copied = 0;
     const S* last = x + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch;
-    // Vectors may read beyond the row, but not beyond the array.
-    const int64_t vectors = last + ceil_div(n, N) * N <= end_ ? ceil_div(n, N) : n / N;
+    if (rows.slabs == 1)
+      while (copied < least(rows.rows, most_copied) && last - copied * rows.row_pitch + vectors * N > end_)
+        ++copied;
+    if (last - copied * rows.row_pitch + vectors * N > end_ && copied < rows.rows) {
+      vectors = n / N;
+      copied = 0;
+    }
+    rows.rows -= copied;
     // Rows that share a page of memory are better read one by one.
     const bool one_by_one = vectors > broad && rows.row_pitch * int64_t(sizeof(S)) < 4096;
     int64_t k = one_by_one ? stream(rows, x, vectors, to, seen) : 0;
+    if (rows.rows == 0) k = vectors;
     for (; k + broad <= vectors; k += broad)
       strip<broad>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
     if (vectors - k == 3)
@@ -138,9 +155,28 @@ private:
       strip<2>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
     else if (vectors - k == 1)
       strip<1>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
+    for (int64_t r = rows.rows; r < rows.rows + copied; ++r) {
+      copy_exactly(x + r * rows.row_pitch, edge_, n);
+      for (int64_t v = 0; v < vectors; ++v)
+        fold_into(edge_ + v * N, C(r), to + v * N, numbers_ + v * N, seen[0]);
+    }
     bool nan = false;
     for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j], numbers_ + j);
     return nan || nan_in(seen);
+  }
+
+  // A vector of row `number` into what is folded so far.
+  static void fold_into(const S* x, C number, V* to, C* numbers, Vn& seen) {
+    const Vn v = read_as<V, N>(x);
+    if constexpr (can_be_nan) seen += v;
+    if (number == 0) {
+      write(to, v);
+      if constexpr (coded) write(numbers, Cn{});
+      return;
+    }
+    const Vn acc = read<V, N>(to);
+    write(to, merge(v, acc));
+    if constexpr (coded) write(numbers, R::beats(v, acc) ? Cn{} + number : read<C, N>(numbers));
   }
 
   // Sums of all elements: a NaN stays in them. Opposite infinities look like one, and are then looked at.
@@ -158,20 +194,8 @@ private:
       for (int64_t r = 0; r < rows.rows; ++r, ++number) {
         const S* from = x + s * rows.slab_pitch + r * rows.row_pitch;
         for (int64_t k = 0; k < end; k += broad)
-          for (int w = 0; w < broad; ++w) {
-            const int64_t at = (k + w) * N;
-            const Vn v = read_as<V, N>(from + at);
-            if constexpr (can_be_nan) seen[w] += v;
-            if (number == 0) {
-              write(to + at, v);
-              if constexpr (coded) write(numbers_ + at, Cn{});
-              continue;
-            }
-            const Vn acc = read<V, N>(to + at);
-            write(to + at, merge(v, acc));
-            if constexpr (coded)
-              write(numbers_ + at, R::beats(v, acc) ? Cn{} + number : read<C, N>(numbers_ + at));
-          }
+          for (int w = 0; w < broad; ++w)
+            fold_into(from + (k + w) * N, number, to + (k + w) * N, numbers_ + (k + w) * N, seen[w]);
       }
     return end;
   }
@@ -494,7 +518,6 @@ private:
         rows.slabs = 1;
       }
       if (!even_ || rows.slabs != 1 || !rows.rows || !w.taps) return -1;
-      if (!R::picks && w.taps >= long_sum) return -1;  // in an order of their own
       S* y = reinterpret_cast<S*>(walk_.row(p_.y, 0, 1).data);
       if (w.taps <= half) return planes<1, half>(rows, w, n, y);
       switch (ceil_div(w.taps, N)) {
@@ -519,26 +542,30 @@ private:
     const S* x = rows.x + w.start;
     int64_t o = 0;
     for (; o + few <= n && x + reach <= end_; o += few, x += few * gap) {
-      V folded[few][W * L];
-      Vec<V, L> seen[broad] = {};
-      for (int k = 0; k < few; ++k) {
-        Vec<V, L> acc[W];
-        const S* from = x + k * gap;
-        for (int v = 0; v < W; ++v) acc[v] = read_as<V, L>(from + v * L);
-        if constexpr (can_be_nan)
-          for (int v = 0; v < W; ++v) seen[v] += acc[v];
-        for (int64_t r = 1; r < rows.rows; ++r) {
-          from += pitch;
+      V folded[few][W * L + interleaved];
+      Vec<V, L> acc[few][W], seen[broad] = {};
+      for (int k = 0; k < few; ++k)
+        for (int v = 0; v < W; ++v) acc[k][v] = read_as<V, L>(x + k * gap + v * L);
+      if constexpr (can_be_nan)
+        for (int k = 0; k < few; ++k)
+          for (int v = 0; v < W; ++v) seen[k] += acc[k][v];
+      for (int64_t r = 1; r < rows.rows; ++r)
+        for (int k = 0; k < few; ++k)  // by turns, so that none waits for itself
           for (int v = 0; v < W; ++v) {
-            const Vec<V, L> next = read_as<V, L>(from + v * L);
-            if constexpr (can_be_nan) seen[v] += next;
-            acc[v] = merge(next, acc[v]);
+            const Vec<V, L> next = read_as<V, L>(x + k * gap + r * pitch + v * L);
+            if constexpr (can_be_nan) seen[k] += next;
+            acc[k][v] = merge(next, acc[k][v]);
           }
-        }
-        for (int v = 0; v < W; ++v) write(folded[k] + v * L, acc[v]);
-      }
+      for (int k = 0; k < few; ++k)
+        for (int v = 0; v < W; ++v) write(folded[k] + v * L, acc[k][v]);
       if (nan_in(seen)) break;
-      put<few>(across(folded, w.taps), by, y + o);
+      if (!R::picks && w.taps >= long_sum) {
+        V sums[few];
+        for (int k = 0; k < few; ++k) sums[k] = window_alone<R, false>(folded[k], w.taps);
+        put<few>(read<V, few>(sums), by, y + o);
+      } else {
+        put<few>(across(folded, w.taps), by, y + o);
+      }
     }
     return o;
   }

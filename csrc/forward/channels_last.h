@@ -70,7 +70,7 @@ template <class R, class S, bool coded> struct ChannelsLast {
       for (int64_t o = o0; o < o1;
            ++o, y += p.y.pooled[last], extra += coded ? p.extra_array.pooled[last] : 0) {
         const Window w = window(walk.last(), o);
-        const V by = V(p.divisor ? p.divisor : most(1, p.divide ? outer.share * share(walk.last(), o) : 1));
+        const Quotient<V> by(p.divisor ? p.divisor : p.divide ? outer.share * share(walk.last(), o) : 1);
         Outer here = outer;
         here.first += C(w.lead) * here.col_code;
         here.position += begin_of(walk.last(), o);
@@ -140,7 +140,7 @@ private:
   }
 
   static void position(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                       char* y, char* extra, V by, Kept& kept) {
+                       char* y, char* extra, const Quotient<V>& by, Kept& kept) {
     const int64_t rows = outer.slabs * outer.rows;
     if constexpr (!R::picks) {
       if (rows == 1 && outer.lanes > 4 * N && (taps >= long_sum || (taps > 1 && disjoint(p))))
@@ -163,7 +163,7 @@ private:
 
   template <bool speculative> static bool in_registers(const Problem& p, const Outer& outer, const char* x,
                                                        int64_t taps, int64_t step, char* y, char* extra,
-                                                       V by) {
+                                                       const Quotient<V>& by) {
     Vn poison[4] = {};  // several, so that one addition need not wait for the other
     int64_t c = 0;
     const auto go = [&](auto width, int64_t lane) __attribute__((always_inline)) {
@@ -182,7 +182,7 @@ private:
 
   // Sums of large windows: row by row as they lie in memory; every column's sum so far waits in a near cache.
   static void summed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, S* y,
-                     V by, V* sums) {
+                     const Quotient<V>& by, V* sums) {
     const int64_t share = lanes_summed(p);
     for (int64_t c = 0; c < outer.lanes; c += share) {
       const int64_t n = least(share, outer.lanes - c), first = n < N ? outer.lanes - N : c;
@@ -212,7 +212,7 @@ private:
       for (int64_t v = 0; v < vectors; ++v) {
         Vn sum;
         windows_everywhere<R>(sums + v * N, N, taps, vectors * N, reinterpret_cast<V*>(&sum));
-        if (p.divide) sum /= by;
+        if (p.divide) sum = by(sum);
         write_as<N, false, S, V>(y + first + least(v * N, rest), sum);
       }
     }
@@ -230,7 +230,7 @@ private:
 
   // Sums of a single row as they lie in memory; the sums so far wait in a near cache. Those of long rows are interleaved.
   static void streamed_sums(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                            S* y, V by, V* sums) {
+                            S* y, const Quotient<V>& by, V* sums) {
     const int64_t parts = taps < long_sum ? 1 : interleaved, at_a_time = taps_at_a_time(parts * step);
     const int64_t share = least(most_lanes, most(N, lanes_kept(p) / parts / N * N));
     for (int64_t c = 0; c < outer.lanes; c += share) {
@@ -238,7 +238,7 @@ private:
       const int64_t vectors = ceil_div(n, N),
                     rest = most(n, N) - N;  // the last one may overlap its neighbour
       const auto finish = [&](int64_t v, Vn sum) __attribute__((always_inline)) {
-        if (p.divide) sum /= by;
+        if (p.divide) sum = by(sum);
         write_as<N, false, S, V>(y + first + least(v * N, rest), sum);
       };
       // Taps t, t + parts, ... of one part.
@@ -391,9 +391,9 @@ private:
 
   static bool nan_in(Vn sum) { return any(sum != sum); }
 
-  template <int W, bool speculative> static void vectors(const Problem& p, const Outer& outer, const char* x,
-                                                         int64_t taps, int64_t step, char* y, char* extra,
-                                                         V by, int64_t lane, Vn (&poison)[4]) {
+  template <int W, bool speculative>
+  static void vectors(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
+                      char* y, char* extra, const Quotient<V>& by, int64_t lane, Vn (&poison)[4]) {
     Vn best[W];
     Cn code[W];
     x += lane * int64_t(sizeof(S));
@@ -439,7 +439,7 @@ private:
         for (int w = 0; w < W; ++w) best[w] += down[w];
       }
       if (p.divide)
-        for (int w = 0; w < W; ++w) best[w] /= by;
+        for (int w = 0; w < W; ++w) best[w] = by(best[w]);
     }
     for (int w = 0; w < W; ++w) {
       write_as<N, R::picks, S, V>(reinterpret_cast<S*>(y) + lane + w * N, best[w]);

@@ -272,18 +272,14 @@ template <class R, class S, bool coded> struct Direct {
 
   // Sums to means: by a whole window's share.
   struct Divide {
-    V by = V(1), inverse = V(1);
-    bool none, exact_inverse;  // a power of two: multiplying is the same to the bit, and cheaper
+    bool none;
+    Quotient<V> quotient;
 
-    Divide(const Problem& p, int64_t share) : none(R::picks || !p.divide) {
-      const int64_t n = p.divisor ? p.divisor : share;
-      by = V(n ? n : 1);
-      exact_inverse = n > 0 && (n & (n - 1)) == 0;
-      if constexpr (is_real<V>) inverse = V(1) / by;
-    }
+    Divide(const Problem& p, int64_t share)
+        : none(R::picks || !p.divide), quotient(p.divisor ? p.divisor : share) {}
     template <class Vx> void operator()(Vx& v) const {
       if constexpr (!R::picks)
-        if (!none) v = exact_inverse ? v * inverse : v / by;
+        if (!none) v = quotient(v);
     }
   };
 

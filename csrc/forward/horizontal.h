@@ -147,8 +147,11 @@ void blocks_alone(const typename R::V* x, typename R::V (&dst)[Blocks]) {
     for (int w = 0; w < W; ++w) parts[b][w] = read<V, N>(x + b * sum_block + w * N);
   for (int64_t at = interleaved; at < sum_block; at += interleaved)
     for (int b = 0; b < Blocks; ++b)
-      for (int w = 0; w < W; ++w)
+      for (int w = 0; w < W; ++w) {
+        fetch(x + (b + Blocks) * sum_block + at +
+              w * N);  // processors follow one stream of a page, not several
         parts[b][w] = merged<R, exact>(read<V, N>(x + b * sum_block + at + w * N), parts[b][w]);
+      }
   for (int b = 0; b < Blocks; ++b) {
     for (int m = W / 2; m > 0; m /= 2)
       for (int w = 0; w < m; ++w) parts[b][w] = merged<R, exact>(parts[b][w + m], parts[b][w]);

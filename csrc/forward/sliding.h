@@ -271,16 +271,12 @@ private:
       if constexpr (can_be_nan) seen |= v != v;
       return v;
     };
-    int64_t j = 0;
     if (from != to && from + n + N <= end_) {  // reads beyond the row, but not beyond the array
-      for (; j < n; j += N) write(to + j, look(read<V, N>(from + j)));
+      for (int64_t j = 0; j < n; j += N) write(to + j, look(read<V, N>(from + j)));
       return;
     }
-    for (; j + N <= n; j += N) write(to + j, look(read<V, N>(from + j)));
-    for (; j < n; ++j) {
-      to[j] = from[j];
-      if constexpr (can_be_nan) seen[0] |= to[j] != to[j] ? -1 : 0;
-    }
+    if (from != to) copy_exactly(from, to, n);
+    for (int64_t j = 0; j < n; j += N) look(read<V, N>(to + j));  // what lies behind the row does no harm
   }
 
   template <bool speculative> static Vn merge(Vn later, Vn best) {
