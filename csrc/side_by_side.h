@@ -116,7 +116,7 @@ template <class T> void scatter_run(const T* from, int64_t lanes, char* const* p
 
 template <Over work> struct SideBySide {
   static constexpr const char* engine = "side_by_side";
-  static constexpr int64_t near = 24 * 1024, far = 512 * 1024;  // bytes: L1, L2
+  static constexpr int64_t near = 24 * 1024, far = 4096 * 1024;  // bytes: L1, and what a worker may hold
   static constexpr int most_lanes = 64;
   using Choose = Kernel (*)(const Problem&);
 
