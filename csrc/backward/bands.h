@@ -34,7 +34,7 @@ inline void merge_planes(Problem& p) {
   if (!a.regular() || a.step != 1 || a.origin != 0 || a.kernel != a.stride || a.size != a.out * a.stride ||
       a.uncropped != a.kernel || p.axes[1].table_stride)
     return;
-  for (const Array* array : {&p.x, &p.extra_array, &p.y})
+  for (const Array* array : {&p.x, &p.extra_array, &p.aux, &p.y})
     if (array->data && array->lead[p.n_lead - 1] != array->pooled[0] * (array == &p.y ? a.size : a.out))
       return;
   a.size *= n;
@@ -125,7 +125,7 @@ inline int64_t most_covers(const Axis& a, int64_t planes) {
 // Slabs of outputs around the walk's slab of inputs, in rising order: where they begin (in bytes), the code of their
 // first tap and what their axes contribute to divisors.
 struct Slab {
-  int64_t grad, extra, code, share;
+  int64_t grad, extra, aux, code, share;
 };
 
 inline int64_t most_slabs(const Problem& p) {
@@ -136,7 +136,7 @@ inline int64_t most_slabs(const Problem& p) {
 
 inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* slabs) {
   int n = 1;
-  slabs[0] = {0, 0, 0, 1};
+  slabs[0] = {0, 0, 0, 0, 1};
   for (int a = 0; a + 2 < p.n_axes; ++a) {
     const Axis& axis = walk.axis(a);
     const Cover cover(axis, walk.at(a));
@@ -146,7 +146,7 @@ inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* 
       for (int64_t o = cover.lo; o < cover.hi; ++o)
         if (cover.holds(o))
           made[m++] = {slabs[k].grad + o * p.x.pooled[a], slabs[k].extra + o * p.extra_array.pooled[a],
-                       slabs[k].code * axis.kernel + cover.tap(o), slabs[k].share * share(axis, o)};
+                       slabs[k].aux + o * p.aux.pooled[a], slabs[k].code * axis.kernel + cover.tap(o), slabs[k].share * share(axis, o)};
     for (int k = 0; k < m; ++k) slabs[k] = made[k];
     n = m;
   }

@@ -24,11 +24,11 @@ public:
   static constexpr const char* engine = "sum_backward";
 
   static bool serves(const Problem& p) {
-    return p.op == Op::sum && most_slabs(p) <= max_slabs && sizes(p).bytes <= 1 << 24;
+    return p.extra == Extra::none && most_slabs(p) <= max_slabs && sizes(p).bytes <= 1 << 24;
   }
 
   static void prepare(Problem& p) {
-    join_axes(p);
+    if (p.op == Op::sum) join_axes(p);
     merge_planes(p);
     add_row_axis(p);
     const Sizes s = sizes(p);
@@ -64,7 +64,7 @@ private:
     s.kept = least(most(rows.out, rows.size + (rows.kernel - 1) * rows.step),
                    most(covers, band_bytes / (slabs * width * item)));
     s.held = Columns::most_of(last, s.tile) * p.lanes + 2 * N;
-    s.bytes = 4 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
+    s.bytes = 5 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
               Scratch::bytes<V>(width + 2 * N) + Scratch::bytes<Run>(s.tile);
     return s;
   }
@@ -72,12 +72,14 @@ private:
   SumBackward(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
       : p_(p), walk_(walk), rows_(walk.axis(p.n_axes - 2)), sizes_(sizes(p)), width_(0),
         load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)), follow_(rows_follow<V>(p)),
+        norm_(p.op == Op::lp),
         end_(readable_end(p, p.x, sizeof(V), Over::outputs)) {
     Scratch scratch(memory);
     const int64_t width = sizes_.tile * p.lanes;
     padded_ = scratch.take<V>(sizes_.held);
     by_ = scratch.take<V>(sizes_.held);
     raw_ = scratch.take<V>(sizes_.held);
+    norms_ = scratch.take<V>(sizes_.held);
     kept_ = scratch.take<V>(most_slabs(p) * sizes_.kept * (width + N) + N);
     row_ = scratch.take<V>(width + 2 * N);
     runs_ = scratch.take<Run>(sizes_.tile);
@@ -90,9 +92,10 @@ private:
     // Windows of one size are divided by when all is added up; others' gradients before.
     uniform_ = by != 0;
     by_all_ = V(by ? by : 1);
-    inverse_ = V(1) / by_all_;
+    for (int a = 0; norm_ && p.divide && a < p.n_axes; ++a) taps_ *= V(p.axes[a].uncropped);
+    inverse_ = uniform_ ? taps_ / by_all_ : V(1);
     // Where no two rows of windows share an input there is less to divide before they are spread.
-    early_ = uniform_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
+    early_ = uniform_ && !norm_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
     straight_ = early_ && p.lanes > 1 && stored_as<V>(p.y_type) && p.y.lane == sizeof(V) &&
                 p.y.pooled[p.n_axes - 1] == p.lanes * int64_t(sizeof(V));
     // Multiplying is cheaper; but where nothing is added up the quotient, PyTorch's too, stays what it is to the bit.
@@ -128,7 +131,7 @@ private:
     }
     // The window for which there is a way of its own, if the arrays have the form for it.
     strips_ = 0;
-    if (uniform_ && follow_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
+    if (uniform_ && follow_ && !norm_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
         p_.x.pooled[p_.n_axes - 1] == sizeof(V) && rows_.regular() && last.regular() && rows_.step == 1 &&
         last.step == 1 && rows_.kernel == last.kernel) {
       // This way divides sums; where gradients are divided before they are added up it would give other bits.
@@ -465,10 +468,11 @@ private:
                   stride, p_.x.lane, columns_.real_hi - columns_.real_lo, p_.lanes};
     const V* from = reinterpret_cast<const V*>(row.data);
     if (!stored_as<V>(p_.x_type) || !row.packed(sizeof(V)) ||
-        row.data + whole_vectors<V>(n) * int64_t(sizeof(V)) > end_) {
+        row.data + whole_vectors<V>(n) * int64_t(sizeof(V)) > end_ || norm_) {
       load_(row, raw_);
       from = raw_;
     }
+    if (norm_) quotients(slab, o, n);
     V* to = padded_ + (columns_.real_lo - columns_.first) * p_.lanes;
     const V outer = V(uniform_ ? 1 : most(1, slab.share * row_share(o)));
     if (early_)
@@ -482,6 +486,21 @@ private:
     const int64_t rest = (columns_.first + columns_.count - columns_.real_hi) * p_.lanes;
     for (int64_t j = 0; j < rest; j += N) write(to + n + j, Vn{});
     return padded_;
+  }
+
+  // Gradients of norms to those of the powers that they add up: times y^(1 - p), and nothing where y is zero.
+  void quotients(const Slab& slab, int64_t o, int64_t n) {
+    const int64_t stride = p_.aux.pooled[p_.n_axes - 1];
+    load_({walk_.plane(p_.aux) + slab.aux + o * p_.aux.pooled[p_.n_axes - 2] + columns_.real_lo * stride,
+           stride, p_.aux.lane, columns_.real_hi - columns_.real_lo, p_.lanes},
+          norms_);
+    if (p_.norm == 2)
+      for (int64_t j = 0; j < n; ++j) raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] / norms_[j];
+    else
+      for (int64_t j = 0; j < n; ++j)
+        raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] * power(norms_[j], V(1 - p_.norm));
+    if (!uniform_)
+      for (int64_t j = 0; j < n; ++j) raw_[j] *= taps_;
   }
 
   int64_t row_share(int64_t o) const {
@@ -500,10 +519,10 @@ private:
                   skip_ = 1;  // skip: from one output that holds an input to the next
   Load<V> load_;
   Store<V> store_;
-  bool follow_, uniform_, early_, straight_, times_;
-  V by_all_, inverse_;
+  bool follow_, norm_, uniform_, early_, straight_, times_;
+  V by_all_, inverse_, taps_ = 1;
   const char* end_;
-  V *padded_, *by_, *raw_, *kept_, *row_;
+  V *padded_, *by_, *raw_, *norms_, *kept_, *row_;
   Run* runs_;
   UnsignedLike<V>* valid_;
   int strips_ = 0;
