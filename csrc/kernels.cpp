@@ -7,8 +7,8 @@
 //            small_planes (planes of short rows), direct (windows of 2 and 3), blocks (disjoint windows), channels_last,
 //            integers (averages of 8- and 16-bit integers),
 //            rows (any window: forward/general.h), side_by_side (any window of short rows, by one of the others)
-// Backward:  max_rows, max_channels_last, max_tiles, scatter (max and min), sum_rows (sums and averages), gather (any
-//            window: backward/general.h), side_by_side
+// Backward:  max_rows (windows of 2 and 3), max_channels_last (small windows, many channels) and scatter (any window) for
+//            max and min; sum_rows (any window) for sums, averages and norms; side_by_side (sums of short rows)
 #include "kernels.h"
 
 #include <string_view>
@@ -27,7 +27,7 @@
 #define NDPOOL_IS(part) (NDPOOL_NAME(NDPOOL_PART_, NDPOOL_PART) == NDPOOL_PART_##part)
 
 #if NDPOOL_IS(table)
-#include "backward/general.h"
+#include "backward/selection.h"
 #include "side_by_side.h"
 #else
 #include "forward/blocks.h"
@@ -277,7 +277,7 @@ template <> Kernel SideBySide<Over::outputs>::chosen(const Problem& inner) { ret
 template <> Kernel SideBySide<Over::inputs>::chosen(const Problem& inner) { return backward_along(inner); }
 
 // Rows too short for vectors: planes side by side, where rows have no engine of their own. Disjoint windows that are long
-// enough, and the gradients of long windows, go along the row all the same.
+// enough go along the row all the same.
 constexpr int64_t short_row = 32, short_window = 4, short_windows = 13;
 
 Kernel forward(const Problem& p) {
@@ -291,13 +291,8 @@ Kernel forward(const Problem& p) {
 }
 
 Kernel backward(const Problem& p) {
-  const Kernel along = backward_along(p);
-  const Axis& last = p.axes[p.n_axes - 1];
-  if (last.size > short_row || last.kernel > short_window || !SideBySide<Over::inputs>::serves(p))
-    return along;
-  const std::string_view engine = along.engine;
-  const bool slow = engine != "max_backward" && !(engine == "sum_backward" && last.stride == 1);
-  return slow ? kernel_of<SideBySide<Over::inputs>>() : along;
+  using Planes = SideBySide<Over::inputs>;
+  return short_sums(p) && Planes::serves(p) ? kernel_of<Planes>() : backward_along(p);
 }
 
 }  // namespace
