@@ -47,7 +47,8 @@ public:
       outputs *= double(p.axes[a].out) / double(p.axes[a].size);
       taps *= double(p.axes[a].kernel);
     }
-    return 12 + outputs * taps * (6 + 2.5 * double(p.lanes) / N) < 5 * outputs * double(p.lanes);
+    const double addition = std::is_same_v<V, S> ? 5 : 10;  // halves are converted on the way
+    return 12 + outputs * taps * (6 + 2.5 * double(p.lanes) / N) < addition * outputs * double(p.lanes);
   }
 
   static void prepare(Problem& p) {
