@@ -137,7 +137,8 @@ inline bool short_sums(const Problem& p) {
   bool single = true, halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
   for (int a = 0; a < p.n_axes; ++a) single &= p.axes[a].out == 1;
   if (single || halves) return halves && (!single || p.n_axes == 1);
-  const bool pairs = last.kernel == 2 && rows.kernel == 2 && last.size == 2 * last.out;
+  const bool pairs = p.n_axes == 2 && last.kernel == 2 && rows.kernel == 2 && last.size == 2 * last.out &&
+                     rows.size == 2 * rows.out;
   return p.n_axes > 1 && !pairs && !(last.regular() && last.stride == 1);
 }
 

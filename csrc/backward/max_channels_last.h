@@ -47,7 +47,8 @@ public:
       outputs *= double(p.axes[a].out) / double(p.axes[a].size);
       taps *= double(p.axes[a].kernel);
     }
-    const double addition = std::is_same_v<V, S> ? 5 : 10;  // halves are converted on the way
+    // Halves are converted on the way; windows of three axes reach several boxes.
+    const double addition = std::is_same_v<V, S> && p.n_axes < 3 ? 5 : 10;
     return 12 + outputs * taps * (6 + 2.5 * double(p.lanes) / N) < addition * outputs * double(p.lanes);
   }
 
