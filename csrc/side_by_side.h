@@ -125,7 +125,7 @@ template <Over work> struct SideBySide {
     const bool forward = work == Over::outputs;
     const int64_t x = size_of(p.x_type), y = size_of(p.y_type);
     list[n++] = {&p.x, &Problem::x, x, forward ? Over::inputs : Over::outputs, true, false};
-    list[n++] = {&p.y, &Problem::y, y, work, !forward && p.op == Op::lp, true};
+    list[n++] = {&p.y, &Problem::y, y, work, false, true};
     if (p.extra != Extra::none)
       list[n++] = {&p.extra_array, &Problem::extra_array, size_of(p.extra), Over::outputs, !forward, forward};
     if (!forward && p.op == Op::lp) list[n++] = {&p.aux, &Problem::aux, y, Over::outputs, true, false};

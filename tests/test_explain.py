@@ -59,12 +59,10 @@ BACKWARD = {
     "max_backward": (OWN, lambda x: backward("max", windows((24, 40), 3, 2, 1), x)),
     "max_backward_channels_last": (
         OWN,
-        lambda x: backward("max", windows((24, 40), 3, 2, 1), moved(x, 1, -1)),
+        lambda x: backward("max", windows((24, 40), 2, 1), moved(x, 1, -1)),
     ),
-    "max_backward_tiles": (OWN, lambda x: backward("max", adaptive("f", (24, 40), (5, 27)), x)),
     "max_backward_scatter": (SETS, lambda x: backward("max", adaptive("f", (24, 40), (5, 7)), x)),
     "sum_backward": (SETS, lambda x: backward("avg", windows((24, 40), 3, 2, 1), x)),
-    "gather": (OWN, lambda x: backward("max", windows((24, 40), 17, 1), moved(x, 1, -1))),
     "side_by_side": (SETS, lambda x: backward("avg", windows((24, 20), 3, 2, 1), x[..., :20])),
 }
 

@@ -516,6 +516,21 @@ def test_backward(n, name, layout, dtype):
         assert_close(got, oracle.sum_backward(grad, truth, sizes, by).astype(dtype), plan.taps, magnitude)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "avg", "lp"])
+def test_backward_over_more_rows_than_are_kept(reduce):
+    """81 slabs of outputs around an input: their rows are spread again for each input row."""
+    sizes, kernel, axes = (17, 17, 3, 4), (9, 9, 2, 2), (1, 2, 3, 4)
+    plan = geometry.sliding("f", sizes, kernel, 1, 0, 1, False, strict=False)
+    truth = oracle.sliding_plan(sizes, list(kernel), 1, 0, 1, False)
+    grad = small((3, *plan.out), np.float64, 2)
+    x, y = np.full((3, *sizes), 2.0), np.full(grad.shape, 2 * plan.taps**0.5)
+    saved = {"x": x, "y": y, "norm": 2.0} if reduce == "lp" else {}
+    by = {"sum": 1, "avg": plan.taps, "lp": plan.taps**0.5}[reduce]
+    got = passes.backward(reduce, plan, grad, axes, **saved)
+    magnitude = oracle.sum_backward(np.abs(grad), truth, sizes, by)
+    assert_close(got, oracle.sum_backward(grad, truth, sizes, by), plan.taps, magnitude)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("norm", [1.0, 2.0, 3.0, 2.5])
 @pytest.mark.parametrize("name", ["strided", "dilated", "ceil", "gaps"])

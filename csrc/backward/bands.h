@@ -34,7 +34,7 @@ inline void merge_planes(Problem& p) {
   if (!a.regular() || a.step != 1 || a.origin != 0 || a.kernel != a.stride || a.size != a.out * a.stride ||
       a.uncropped != a.kernel || p.axes[1].table_stride)
     return;
-  for (const Array* array : {&p.x, &p.extra_array, &p.y})
+  for (const Array* array : {&p.x, &p.extra_array, &p.aux, &p.y})
     if (array->data && array->lead[p.n_lead - 1] != array->pooled[0] * (array == &p.y ? a.size : a.out))
       return;
   a.size *= n;
@@ -122,10 +122,30 @@ inline int64_t most_covers(const Axis& a, int64_t planes) {
   return n;
 }
 
+// Whether windows are large: then it is cheaper to visit outputs than inputs.
+inline bool few_outputs(const Problem& p) {
+  double inputs = 1, outputs = 16;
+  for (int a = 0; a < p.n_axes; ++a) inputs *= double(p.axes[a].size), outputs *= double(p.axes[a].out);
+  return inputs >= outputs;
+}
+
+// Sums along rows too short for vectors. Halves are slow to begin a row with; other types have fast ways for stride 1,
+// for 2 x 2 windows side by side and for a single window.
+inline bool short_sums(const Problem& p) {
+  const Axis &last = p.axes[p.n_axes - 1], &rows = p.axes[p.n_axes > 1 ? p.n_axes - 2 : 0];
+  if (p.extra != Extra::none || last.size > 32) return false;
+  bool single = true, halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
+  for (int a = 0; a < p.n_axes; ++a) single &= p.axes[a].out == 1;
+  if (single || halves) return halves && (!single || p.n_axes == 1);
+  const bool pairs = p.n_axes == 2 && last.kernel == 2 && rows.kernel == 2 && last.size == 2 * last.out &&
+                     rows.size == 2 * rows.out;
+  return p.n_axes > 1 && !pairs && !(last.regular() && last.stride == 1);
+}
+
 // Slabs of outputs around the walk's slab of inputs, in rising order: where they begin (in bytes), the code of their
 // first tap and what their axes contribute to divisors.
 struct Slab {
-  int64_t grad, extra, code, share;
+  int64_t grad, extra, aux, code, share;
 };
 
 inline int64_t most_slabs(const Problem& p) {
@@ -136,7 +156,7 @@ inline int64_t most_slabs(const Problem& p) {
 
 inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* slabs) {
   int n = 1;
-  slabs[0] = {0, 0, 0, 1};
+  slabs[0] = {0, 0, 0, 0, 1};
   for (int a = 0; a + 2 < p.n_axes; ++a) {
     const Axis& axis = walk.axis(a);
     const Cover cover(axis, walk.at(a));
@@ -146,7 +166,8 @@ inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* 
       for (int64_t o = cover.lo; o < cover.hi; ++o)
         if (cover.holds(o))
           made[m++] = {slabs[k].grad + o * p.x.pooled[a], slabs[k].extra + o * p.extra_array.pooled[a],
-                       slabs[k].code * axis.kernel + cover.tap(o), slabs[k].share * share(axis, o)};
+                       slabs[k].aux + o * p.aux.pooled[a], slabs[k].code * axis.kernel + cover.tap(o),
+                       slabs[k].share * share(axis, o)};
     for (int k = 0; k < m; ++k) slabs[k] = made[k];
     n = m;
   }

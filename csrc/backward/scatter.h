@@ -1,8 +1,8 @@
-// The backward of max and min by scattering: a plane of zeros, to which each output adds its gradient where its offset
-// says. Outputs come in rising order, so each input adds up in PyTorch's order to the bit. The cost is that of the zeros
-// and one addition per output, whatever the window. An offset that stands for no tap inside the input adds nothing.
-// For large windows and few channels: adaptive_max_pool2d of (2, 32, 224, 27) to 2, channels-last, takes a third of the
-// time that gathering takes.
+// The backward of max and min for any window, by scattering: each output adds its gradient to the input that its offset
+// stands for, so that the cost is one addition per output, whatever the window. The input's gradient is made box by box,
+// small enough for the nearest caches; where the outputs that reach a box add is found a vector of offsets at a time.
+// Outputs come in rising order, so each input adds up in PyTorch's order to the bit. An offset that stands for no tap
+// inside the input adds nothing.
 #pragma once
 
 #include "backward/bands.h"
@@ -10,234 +10,380 @@
 namespace ndpool {
 namespace {
 
-// Gradients are stored as S and added up in V. Scratch holds the sums where S is narrower and windows share inputs.
+// Gradients are stored as S and add up in V.
 template <class V, class S, class Offset> class Scatter {
-  static constexpr int64_t most_listed = 1 << 10;  // taps whose places are looked up
-  static constexpr int64_t slab_bytes = 1 << 17, least_units = 8;
-  static constexpr int64_t most_outputs = 1 << 16,
-                           most_elements = 1 << 20;  // along an axis; of sums in scratch
+  using Place = std::uint32_t;
+  static constexpr int L = wide<Place>;
+  using Places = Vec<Place, L>;
+  static constexpr Place nowhere = ~Place(0);
+  static constexpr int64_t most_outputs = 1 << 14;  // whose places are found at a time
+  static constexpr int64_t box_size = 1 << 14, largest_box = 1 << 17, least_box = 1 << 11;  // elements
+  static constexpr int64_t least_units = 8;
 
 public:
   static constexpr const char* engine = "max_backward_scatter";
 
-  static bool serves(const Problem& p) {
-    if (!stored_as<S>(p.x_type) || p.x_type != p.y_type) return false;
-    for (int a = 0; a < p.n_axes; ++a)
-      if (p.axes[a].table_stride || p.axes[a].kernel > INT32_MAX || p.axes[a].out > most_outputs)
-        return false;
-    return direct(p) || slab_elements(p, 1) <= most_elements;
-  }
+  static bool serves(const Problem& p) { return stored_as<S>(p.x_type) && p.x_type == p.y_type; }
 
-  // A unit is a slab of a plane: rows of the first axis. Large planes have several, and so do those that are few.
   static void prepare(Problem& p) {
-    const int64_t rows = p.axes[0].size, bytes = slab_elements(p, rows) * int64_t(sizeof(V));
-    int64_t slabs = most(1, bytes / slab_bytes);
-    if (direct(p)) slabs = least(slabs, ceil_div(least_units, p.planes));
-    p.tile = ceil_div(rows, least(rows, slabs));
-    p.tiles = ceil_div(rows, p.tile);
+    fold_planes(p);
+    p.tile = boxes(p).tile;
+    p.tiles = boxes(p).count;
     p.units = p.planes * p.tiles;
-    p.scratch = 0;
-    for (int a = 0; a < p.n_axes; ++a) p.scratch += Scratch::bytes<Part>(p.axes[a].out);
-    p.scratch += Scratch::bytes<Tap>(most_listed) + Scratch::bytes<int64_t>(most_listed) +
-                 (direct(p) ? 0 : Scratch::bytes<V>(slab_elements(p, p.tile) + wide<V>));
+    char begin;  // only what is taken is of interest
+    Scratch scratch(&begin);
+    Scatter(p, scratch);
+    p.scratch = scratch.take<char>(0) - &begin;
   }
 
+  // A unit is a box of a plane; planes follow each other, then boxes.
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
-    Scatter work(p, memory);
-    for (int64_t unit = begin; unit < end && !p.stopped(); ++unit) work.slab(unit / p.tiles, unit % p.tiles);
+    Scratch scratch(memory);
+    Scatter work(p, scratch);
+    for (int64_t unit = begin; unit < end && !p.stopped(); ++unit) {
+      work.enter(unit / p.planes, unit % p.planes);
+      work.box(unit % p.planes);
+    }
   }
 
 private:
-  // One tap of a window: its place, in bytes from the window's beginning, and its number along each axis.
-  struct Tap {
-    int64_t place;
-    std::int32_t at[max_axes];
+  // Inputs of a box: one index of the axes before `split`, `tile` of them along it, all behind it.
+  struct Boxes {
+    int split;
+    int64_t tile, count;
   };
 
-  // A window as far as it lies in the slab: its nominal beginning in bytes, its first tap and their number.
-  struct Part {
-    int64_t begin;
-    std::int32_t lead, taps;
-    bool whole;
-  };
-
-  Scatter(const Problem& p, char* memory)
-      : p_(p), store_(storer<V>(p.y_type, false)), direct_(direct(p)), codes_(1) {
-    Scratch scratch(memory);
-    taps_ = scratch.take<Tap>(most_listed);
-    places_ = scratch.take<int64_t>(most_listed);
-    if (!direct_) sums_ = scratch.take<V>(slab_elements(p, p.tile) + wide<V>);
-    lane_ = direct_ ? p.y.lane : int64_t(sizeof(V));
-    int64_t pitch = p.lanes * int64_t(sizeof(V));
-    for (int a = p.n_axes - 1; a >= 0; --a) {
-      step_[a] = direct_ ? p.y.pooled[a] : pitch;
-      pitch *= p.axes[a].size;
-      codes_ *= std::uint64_t(p.axes[a].kernel);
+  // Planes as windows of one tap along an axis in front, so that a box may contain many small ones.
+  static void fold_planes(Problem& p) {
+    if (p.n_lead == 0 || p.n_axes == max_axes) return;
+    for (int a = 0; a < p.n_axes; ++a)
+      if (p.axes[a].table_stride) return;
+    const int64_t n = p.lead_shape[--p.n_lead];
+    p.planes /= n;
+    for (int a = p.n_axes; a > 0; --a) p.axes[a] = p.axes[a - 1];
+    p.axes[0] = single_axis(n);
+    for (Array* array : {&p.x, &p.y, &p.extra_array}) {
+      for (int a = p.n_axes; a > 0; --a) array->pooled[a] = array->pooled[a - 1];
+      array->pooled[0] = array->lead[p.n_lead];
     }
-    for (int a = 0; a < p.n_axes; ++a) {
-      parts_[a] = scratch.take<Part>(p.axes[a].out);
-      if (a) divide(a, 0, p.axes[a].size);
-    }
-    listed_ = codes_ <= std::uint64_t(most_listed);
-    for (std::uint64_t code = 0; listed_ && code < codes_; ++code) {
-      taps_[code] = decoded(code);
-      places_[code] = taps_[code].place;
-    }
+    ++p.n_axes;
   }
 
-  // The windows of axis a as far as they lie in [lo, hi).
-  void divide(int a, int64_t lo, int64_t hi) {
-    const Axis& axis = p_.axes[a];
-    for (int64_t o = 0; o < axis.out; ++o) {
-      const Window w = window(axis, o, lo, hi);
-      parts_[a][o] = {begin_of(axis, o) * step_[a], std::int32_t(w.lead), std::int32_t(w.taps),
-                      w.lead == 0 && w.taps == axis.kernel};
-    }
-  }
-
-  Tap decoded(std::uint64_t code) const {
-    Tap tap{};
-    for (int a = p_.n_axes - 1; a >= 0; --a) {
-      const std::uint64_t kernel = std::uint64_t(p_.axes[a].kernel);
-      tap.at[a] = std::int32_t(code % kernel);
-      tap.place += tap.at[a] * p_.axes[a].step * step_[a];
-      code /= kernel;
-    }
-    return tap;
-  }
-
+  // Whether sums may be made where they belong: nothing is rounded in between, and the box has no gaps.
   static bool direct(const Problem& p) {
     bool shared = false;
     for (int a = 0; a < p.n_axes; ++a) shared |= most_covers(p.axes[a], p.planes) > 1;
-    return std::is_same_v<V, S> || !shared;
+    return (std::is_same_v<V, S> || (!shared && few_outputs(p))) && packed(p);
   }
 
-  static int64_t slab_elements(const Problem& p, int64_t rows) {
-    int64_t n = rows * p.lanes;
-    for (int a = 1; a < p.n_axes; ++a) n *= p.axes[a].size;
-    return n;
+  // Each of its elements has a window of its own.
+  static bool axis_of_planes(const Axis& a) {
+    return a.regular() && a.kernel == 1 && a.stride == 1 && a.origin == 0 && a.size == a.out;
   }
 
-  // Rows [from_, to_) of a plane.
-  void slab(int64_t plane, int64_t tile) {
-    from_ = tile * p_.tile;
-    to_ = least(from_ + p_.tile, p_.axes[0].size);
-    if (tile != tile_) divide(0, from_, to_);
-    tile_ = tile;
-    char* y = plane_of(p_, p_.y, plane) + from_ * p_.y.pooled[0];
-    const char *x = plane_of(p_, p_.x, plane), *offsets = plane_of(p_, p_.extra_array, plane);
+  static bool packed(const Problem& p) {
+    int64_t pitch = sizeof(S);
+    if (p.lanes > 1 && p.y.lane != pitch) return false;
+    pitch *= p.lanes;
+    for (int a = p.n_axes - 1; a >= 0; --a) {
+      if (p.axes[a].size > 1 && p.y.pooled[a] != pitch) return false;
+      pitch *= p.axes[a].size;
+    }
+    return true;
+  }
+
+  static Boxes boxes(const Problem& p) {
+    int64_t inner = p.lanes, outer = p.planes, outputs = p.lanes;
+    int split = p.n_axes - 1;
+    while (split > 0 && inner * p.axes[split].size <= box_size) {
+      outputs *= p.axes[split].out;
+      inner *= p.axes[split--].size;
+    }
+    for (int a = 0; a < split; ++a) outer *= p.axes[a].size;
+    const Axis& axis = p.axes[split];
+    // Not much less than a window, so that few outputs reach several boxes; of whole planes, all outputs at once.
+    int64_t tile = most(box_size / inner, least(4 * axis.kernel * axis.step, largest_box / inner));
+    if (axis.kernel == 1) tile = least(tile, most_outputs / most(1, outputs));
+    tile = most(1, least(axis.size, tile));
+    while (tile > 1 && tile * inner > least_box && outer * ceil_div(axis.size, tile) < least_units)
+      tile = (tile + 1) / 2;
+    return {split, tile, outer / p.planes * ceil_div(axis.size, tile)};
+  }
+
+  Scatter(const Problem& p, Scratch& scratch)
+      : p_(p), last_(p.n_axes - 1), split_(boxes(p).split), direct_(direct(p)), packed_(packed(p)),
+        folded_(axis_of_planes(p.axes[0])), load_(loader<V>(p.x_type, false)),
+        store_(storer<V>(p.y_type, false)),
+        end_(readable_end(p, p.extra_array, sizeof(Offset), Over::outputs)) {
+    int64_t outputs = p.lanes, elements = p.lanes * p.tile;
+    for (int a = 0; a < p.n_axes; ++a) {
+      axes_[a] = p.axes[a];
+      tables_ |= axes_[a].table_stride != 0;
+      outputs = least(most_outputs, outputs * most(1, axes_[a].out));
+      codes_ *= std::uint64_t(axes_[a].kernel);
+      if (a > split_) elements *= axes_[a].size;
+    }
+    for (int a = 0; a < p.n_axes; ++a) {
+      const auto kernel = std::uint64_t(axes_[a].kernel);
+      // A product with the inverse is the quotient of all codes if they are small enough.
+      inverse_[a] = kernel > 1 && codes_ * kernel < 1ull << 32 ? Place((1ull << 32) / kernel + 1) : 0;
+    }
+    room_ = most(p.lanes, outputs);
+    at_ = scratch.take<Place>(room_ + L);
+    column_at_ = scratch.take<Place>(room_);
+    column_lead_ = scratch.take<Place>(room_);
+    column_taps_ = scratch.take<Place>(room_);
+    for (int a = 0; a < p.n_axes; ++a) {
+      if (a < last_ && axes_[a].kernel == 1) continue;
+      lead_[a] = scratch.take<Place>(room_ + L);
+      taps_[a] = scratch.take<Place>(room_ + L);
+    }
+    places_ = scratch.take<Place>(room_ + L);
+    offsets_ = scratch.take<Offset>(room_ + L);
+    grads_ = scratch.take<V>(room_);
+    if (!direct_) sums_ = scratch.take<V>(elements);
+  }
+
+  // To another box, or to a plane that has windows of its own.
+  void enter(int64_t box, int64_t plane) {
+    if (box == box_ && !tables_) return;
+    box_ = box;
+    // Other planes of the same number have the same windows.
+    const int64_t planes = to_[0] - from_[0];
+    const int64_t tiles = ceil_div(axes_[split_].size, p_.tile);
+    int64_t rest = box / tiles, pitch = p_.lanes;
+    rows_ = 1;
+    for (int a = last_; a >= 0; --a) {
+      Axis& axis = axes_[a];
+      from_[a] = 0;
+      to_[a] = axis.size;
+      if (a == split_) {
+        from_[a] = box % tiles * p_.tile;
+        to_[a] = least(axis.size, from_[a] + p_.tile);
+      } else if (a < split_) {
+        from_[a] = rest % axis.size;
+        to_[a] = from_[a] + 1;
+        rest /= axis.size;
+      }
+      if (axis.table_stride) {
+        axis.starts = p_.axes[a].starts + plane * axis.table_stride;
+        axis.counts = p_.axes[a].counts + plane * axis.table_stride;
+      }
+      pitch_[a] = pitch;
+      pitch *= to_[a] - from_[a];
+      outs_[a] = {Cover(axis, from_[a]).lo, Cover(axis, to_[a] - 1).hi};
+      if (a < last_) rows_ *= most(0, outs_[a].hi - outs_[a].lo);
+    }
+    elements_ = pitch;
+    laid_out_ &= folded_ && split_ == 0 && to_[0] - from_[0] <= planes;
+    columns_ = most(0, outs_[last_].hi - outs_[last_].lo);
+    plane_rows_ = last_ ? rows_ / most(1, outs_[0].hi - outs_[0].lo) : 1;
+  }
+
+  void box(int64_t plane) {
+    char* y = plane_of(p_, p_.y, plane);
+    for (int a = 0; a <= last_; ++a) y += from_[a] * p_.y.pooled[a];
     if (direct_) {
-      clear(0, y);
-      add<S>(0, x, offsets, y - from_ * step_[0], true);
+      add(plane, reinterpret_cast<S*>(y));
     } else {
-      std::memset(sums_, 0, size_t(slab_elements(p_, to_ - from_)) * sizeof(V));
-      add<V>(0, x, offsets, reinterpret_cast<char*>(sums_) - from_ * step_[0], true);
+      add(plane, sums_);
       const V* sums = sums_;
-      store(0, sums, y);
+      packed_ ? store_(sums, {y, sizeof(S), 1, elements_, 1}) : store(0, sums, y);
     }
   }
 
-  int64_t extent(int a) const { return a == 0 ? to_ - from_ : p_.axes[a].size; }
-
-  // The elements along axis a and those behind it if they have no gaps; 0 otherwise.
-  int64_t packed(int a) const {
-    int64_t n = p_.lanes;
-    if (n > 1 && p_.y.lane != sizeof(S)) return 0;
-    for (int b = p_.n_axes - 1; b >= a; --b) {
-      if (extent(b) > 1 && p_.y.pooled[b] != n * int64_t(sizeof(S))) return 0;
-      n *= extent(b);
-    }
-    return n;
+  template <class T> void add(int64_t plane, T* sums) {
+    std::memset(sums, 0, size_t(elements_) * sizeof(T));
+    if (rows_ == 0 || columns_ == 0) return;
+    const int64_t columns = least(columns_, most(1, room_ / p_.lanes));
+    int64_t rows = columns < columns_ ? 1 : most(1, room_ / (columns_ * p_.lanes));
+    if (rows > plane_rows_) rows -= rows % plane_rows_;
+    for (int64_t r = 0; r < rows_; r += rows)
+      for (int64_t c = 0; c < columns_; c += columns) {
+        const Part part{r, least(rows_, r + rows), c, least(columns_, c + columns)};
+        if (!laid_out_) lay_out(part);
+        laid_out_ = rows >= rows_ && columns == columns_;
+        add(part, plane, sums);
+      }
   }
 
-  void clear(int a, char* y) const {
-    if (const int64_t n = packed(a))
-      std::memset(y, 0, size_t(n) * sizeof(S));
-    else if (a < p_.n_axes)
-      for (int64_t i = 0; i < extent(a); ++i) clear(a + 1, y + i * p_.y.pooled[a]);
-    else
-      for (int64_t c = 0; c < p_.lanes; ++c) *reinterpret_cast<S*>(y + c * p_.y.lane) = S{};
-  }
+  // Some of the outputs that reach the box: rows and columns of them.
+  struct Part {
+    int64_t row, row_end, column, column_end;
+  };
 
-  void store(int a, const V*& sums, char* y) const {
-    const int last = p_.n_axes - 1;
-    if (const int64_t n = packed(a)) {
-      store_(sums, {y, sizeof(S), 1, n, 1});
-      sums += n;
-    } else if (a < last) {
-      for (int64_t i = 0; i < extent(a); ++i) store(a + 1, sums, y + i * p_.y.pooled[a]);
-    } else {
-      store_(sums, {y, p_.y.pooled[last], p_.y.lane, extent(last), p_.lanes});
-      sums += extent(last) * p_.lanes;
+  // Row r of the outputs that reach the box, along the outer axes.
+  void find_row(int64_t r, int64_t* o) const {
+    for (int a = last_ - 1; a >= 0; --a) {
+      const int64_t n = outs_[a].hi - outs_[a].lo;
+      o[a] = outs_[a].lo + r % n;
+      r /= n;
     }
   }
 
-  // The outputs along axis a and those behind it, into elements of type T. `y`: where their windows begin, perhaps in the
-  // padding. `inside`: no window so far reaches over an end.
-  template <class T> void add(int a, const char* x, const char* offsets, char* y, bool inside) {
-    const Axis& axis = p_.axes[a];
-    const int64_t x_step = p_.x.pooled[a], offset_step = p_.extra_array.pooled[a];
-    const bool last = a == p_.n_axes - 1;
-    for (int64_t o = 0; o < axis.out; ++o) {
-      const Part& part = parts_[a][o];
-      if (part.taps == 0) continue;
-      const bool whole = inside && part.whole;
-      char* to = y + part.begin;
-      held_[a] = &part;
-      if (!last) {
-        add<T>(a + 1, x + o * x_step, offsets + o * offset_step, to, whole);
-      } else if (whole && axis.regular() && p_.lanes == 1) {
-        // The interior of a row: no window has to be looked at.
-        int64_t end = o + 1;
-        while (end < axis.out && parts_[a][end].whole) ++end;
-        add_row<T>(end - o, x + o * x_step, x_step, offsets + o * offset_step, offset_step, to,
-                   axis.stride * step_[a]);
-        o = end - 1;
-      } else {
-        for (int64_t c = 0; c < p_.lanes; ++c) {
-          const char *from = x + o * x_step + c * p_.x.lane,
-                     *offset = offsets + o * offset_step + c * p_.extra_array.lane;
-          whole ? add_one<T, true>(from, offset, to + c * lane_)
-                : add_one<T, false>(from, offset, to + c * lane_);
-        }
+  // For each output: where its first nominal tap stands in the box, and which taps of each axis stand in it.
+  void lay_out(const Part& part) {
+    int64_t n = 0;
+    for (int64_t c = part.column; c < part.column_end; ++c) {
+      const int64_t o = outs_[last_].lo + c;
+      const Window w = window(axes_[last_], o, from_[last_], to_[last_]);
+      const int64_t at = (begin_of(axes_[last_], o) - from_[last_]) * p_.lanes;
+      for (int64_t lane = 0; lane < p_.lanes; ++lane, ++n) {
+        column_at_[n] = Place(at + lane);
+        column_lead_[n] = Place(w.lead);
+        column_taps_[n] = Place(w.taps);
       }
     }
-  }
-
-  template <class T> void add_row(int64_t n, const char* x, int64_t x_step, const char* offset,
-                                  int64_t offset_step, char* y, int64_t y_step) {
-    const std::uint64_t codes = codes_;
-    const int64_t* const places = places_;
-    for (int64_t j = 0; j < n; ++j, x += x_step, offset += offset_step, y += y_step) {
-      const auto code = std::uint64_t(*reinterpret_cast<const Offset*>(offset));
-      if (code >= codes) continue;
-      T* to = reinterpret_cast<T*>(y + (listed_ ? places[code] : decoded(code).place));
-      *to = store_as<T>(V(load_as<V>(*to) + load_as<V>(*reinterpret_cast<const S*>(x))));
+    int64_t o[max_axes];
+    for (int64_t r = part.row, j = 0; r < part.row_end; ++r, j += n) {
+      find_row(r, o);
+      int64_t at = 0;
+      bool reaches = true;
+      for (int a = 0; a < last_; ++a) {
+        const Window w = window(axes_[a], o[a], from_[a], to_[a]);
+        at += (begin_of(axes_[a], o[a]) - from_[a]) * pitch_[a];
+        reaches &= w.taps > 0;
+        if (axes_[a].kernel == 1) continue;
+        fill(lead_[a] + j, n, Place(w.lead));
+        fill(taps_[a] + j, n, Place(w.taps));
+      }
+      Place* __restrict to = at_ + j;
+      for (int64_t k = 0; k < n; ++k) to[k] = column_at_[k] + Place(at);
+      std::memcpy(lead_[last_] + j, column_lead_, size_t(n) * sizeof(Place));
+      if (reaches)
+        std::memcpy(taps_[last_] + j, column_taps_, size_t(n) * sizeof(Place));
+      else
+        fill(taps_[last_] + j, n, 0);
     }
   }
 
-  template <class T, bool whole> void add_one(const char* x, const char* offset, char* y) const {
-    const auto code = std::uint64_t(*reinterpret_cast<const Offset*>(offset));
-    if (code >= codes_) return;
-    const Tap tap = listed_ ? taps_[code] : decoded(code);
-    if (!whole)
-      for (int a = 0; a < p_.n_axes; ++a)
-        if (std::uint32_t(tap.at[a] - held_[a]->lead) >= std::uint32_t(held_[a]->taps)) return;
-    T* to = reinterpret_cast<T*>(y + tap.place);
-    *to = store_as<T>(V(load_as<V>(*to) + load_as<V>(*reinterpret_cast<const S*>(x))));
+  static void fill(Place* to, int64_t n, Place value) {
+    for (int64_t j = 0; j < n; ++j) to[j] = value;
+  }
+
+  template <class T> void add(const Part& part, int64_t plane, T* sums) {
+    const int64_t rows = part.row_end - part.row, n = rows * (part.column_end - part.column) * p_.lanes;
+    const char* extra = first_of(part, p_.extra_array, plane);
+    if (!in_a_row(part, p_.extra_array, sizeof(Offset)) || extra + (n + L) * int64_t(sizeof(Offset)) > end_) {
+      each_row(part, p_.extra_array, plane, [&, to = offsets_](const Row& row) mutable {
+        each<Offset>(row, [to](Offset& offset, int64_t j) { to[j] = offset; });
+        to += row.n * row.lanes;
+      });
+      extra = reinterpret_cast<const char*>(offsets_);
+    }
+    find(reinterpret_cast<const Offset*>(extra), n);
+    const char* grads = first_of(part, p_.x, plane);
+    if (!in_a_row(part, p_.x, sizeof(S)))
+      each_row(part, p_.x, plane, [&, to = grads_](const Row& row) mutable {
+        load_(row, to);
+        to += row.n * row.lanes;
+      });
+    else if constexpr (std::is_same_v<V, S>)
+      return add_all(part, n, reinterpret_cast<const V*>(grads), sums);
+    else
+      load_({const_cast<char*>(grads), sizeof(S), 1, n, 1}, grads_);
+    add_all(part, n, grads_, sums);
+  }
+
+  // Additions to one element wait for each other, as neighbouring windows have them: four groups of planes take turns.
+  template <class T> void add_all(const Part& part, int64_t n, const V* grads, T* sums) const {
+    const Place* const places = places_;
+    const auto one = [=](int64_t j) __attribute__((always_inline)) {
+      if (places[j] == nowhere) return;
+      T& sum = sums[places[j]];
+      sum = store_as<T>(V(load_as<V>(sum) + grads[j]));
+    };
+    int64_t j = 0;
+    if (folded_ && last_ > 0) {
+      const int64_t planes = (part.row_end - part.row) / plane_rows_;
+      const int64_t group = planes / 4 * plane_rows_ * (part.column_end - part.column) * p_.lanes;
+      for (; j < group; ++j) one(j), one(j + group), one(j + 2 * group), one(j + 3 * group);
+      j = 4 * group;
+    }
+    for (; j < n; ++j) one(j);
+  }
+
+  // Where the outputs add, by their offsets.
+  void find(const Offset* offsets, int64_t n) const {
+    const Place codes = Place(codes_ - 1);
+    for (int64_t j = 0; j < n; j += L) {
+      Places rest = widened<Place, L>(offsets + j), place = read<Place, L>(at_ + j);
+      auto inside = rest <= codes;
+      for (int a = last_; a >= 0; --a) {
+        const Place kernel = Place(axes_[a].kernel);
+        if (kernel == 1 && a < last_) continue;
+        const Places quotient = a == 0 ? Places{} : over(rest, kernel, inverse_[a]),
+                     tap = rest - quotient * kernel;
+        inside &= tap - read<Place, L>(lead_[a] + j) < read<Place, L>(taps_[a] + j);
+        place += tap * Place(axes_[a].step * pitch_[a]);
+        rest = quotient;
+      }
+      write(places_ + j, inside ? place : Places{} + nowhere);
+    }
+  }
+
+  static Places over(Places code, Place kernel, Place inverse) {
+    return kernel == 1 ? code : inverse ? multiplied_high(code, inverse) : code / kernel;
+  }
+
+  const char* first_of(const Part& part, const Array& array, int64_t plane) const {
+    int64_t o[max_axes];
+    find_row(part.row, o);
+    const char* data = plane_of(p_, array, plane) + (outs_[last_].lo + part.column) * array.pooled[last_];
+    for (int a = 0; a < last_; ++a) data += o[a] * array.pooled[a];
+    return data;
+  }
+
+  // Whether the outputs of a part have no gaps in memory.
+  bool in_a_row(const Part& part, const Array& array, int64_t item) const {
+    int64_t pitch = item;
+    if (p_.lanes > 1 && array.lane != pitch) return false;
+    pitch *= p_.lanes;
+    if (part.column_end - part.column > 1 && array.pooled[last_] != pitch) return false;
+    pitch *= columns_;
+    for (int a = last_ - 1; a >= 0 && part.row_end - part.row > 1; --a) {
+      const int64_t n = outs_[a].hi - outs_[a].lo;
+      if (n > 1 && array.pooled[a] != pitch) return false;
+      pitch *= n;
+    }
+    return true;
+  }
+
+  template <class F> void each_row(const Part& part, const Array& array, int64_t plane, F&& f) const {
+    for (int64_t r = part.row; r < part.row_end; ++r) {
+      const Part row{r, r + 1, part.column, part.column_end};
+      f(Row{const_cast<char*>(first_of(row, array, plane)), array.pooled[last_], array.lane,
+            part.column_end - part.column, p_.lanes});
+    }
+  }
+
+  // The sums of a box to where they belong.
+  void store(int a, const V*& sums, char* y) const {
+    const int64_t n = to_[a] - from_[a];
+    if (a < last_) {
+      for (int64_t i = 0; i < n; ++i) store(a + 1, sums, y + i * p_.y.pooled[a]);
+    } else {
+      store_(sums, {y, p_.y.pooled[a], p_.y.lane, n, p_.lanes});
+      sums += n * p_.lanes;
+    }
   }
 
   const Problem& p_;
+  const int last_, split_;
+  const bool direct_, packed_, folded_;
+  const Load<V> load_;
   const Store<V> store_;
-  const bool direct_;
-  bool listed_;
-  std::uint64_t codes_;
-  Tap* taps_;
-  int64_t* places_;  // of the taps, once more
-  V* sums_ = nullptr;
-  int64_t lane_, step_[max_axes], from_ = 0, to_ = 0, tile_ = -1;
-  Part* parts_[max_axes];  // of all outputs of each axis
-  const Part* held_[max_axes];
+  const char* const end_;
+  bool tables_ = false, laid_out_ = false;
+  std::uint64_t codes_ = 1;
+  Place inverse_[max_axes];
+  int64_t room_, box_ = -1, rows_ = 0, columns_ = 0, plane_rows_ = 1, elements_ = 0;
+  Axis axes_[max_axes];
+  int64_t from_[max_axes] = {}, to_[max_axes] = {}, pitch_[max_axes];  // of the box
+  Range outs_[max_axes];                                               // that reach it
+  Place *at_, *column_at_, *column_lead_, *column_taps_, *lead_[max_axes], *taps_[max_axes], *places_;
+  Offset* offsets_;
+  V *grads_, *sums_ = nullptr;
 };
 
 }  // namespace

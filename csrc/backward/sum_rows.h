@@ -1,6 +1,12 @@
-// The backward of sums and averages. Each row of output gradients is divided by its windows' sizes and spread over
-// the columns once; every input row is then the sum of the spread rows of the windows that hold it. So an input adds
-// up along the last axis first and over the rows, in rising order, after: the same order for all threads and tiles.
+// The backward of sums, averages and Lp norms, for any window. Each row of output gradients is divided by its windows'
+// sizes (for a norm, by its result) and spread over the columns once; every input row is then the sum of the spread rows
+// of the windows that hold it. So an input adds up along the last axis first and over the rows, in rising order, after:
+// the same order for all threads and tiles. The gradient of a norm still lacks the factor x^(p - 1) of its input.
+//
+// Some windows have a way of their own: 3 x 3 with stride 1, which stays in registers (the gradients of Inception's
+// average pooling, (8, 192, 35, 35), take 2.4 times as long without it), 2 x 2 side by side, and all windows side by side
+// of channels-last arrays (2 x 2 of (2, 32, 224, 53), as between the blocks of DenseNet: 1.3 times). Windows whose rows
+// have stride 1, or a single row, are added up as one long row ((32, 2048, 7, 7) to 1: 60 times).
 #pragma once
 
 #include <numeric>
@@ -13,7 +19,8 @@ namespace {
 template <class V> class SumBackward {
   static constexpr int N = wide<V>, M = vector_bytes > 16 ? N / 2 : N;  // M: for short rows
   using Vn = Vec<V, N>;
-  static constexpr int most_added = 16;  // rows at a time
+  static constexpr int most_added = 16;           // rows at a time
+  static constexpr int64_t most_bytes = 1 << 24;  // of rows that are kept
 
   // Inputs [begin, end) of the last axis that the same outputs [first, first + n) hold.
   struct Run {
@@ -23,12 +30,8 @@ template <class V> class SumBackward {
 public:
   static constexpr const char* engine = "sum_backward";
 
-  static bool serves(const Problem& p) {
-    return p.op == Op::sum && most_slabs(p) <= max_slabs && sizes(p).bytes <= 1 << 24;
-  }
-
   static void prepare(Problem& p) {
-    join_axes(p);
+    if (p.op == Op::sum) join_axes(p);
     merge_planes(p);
     add_row_axis(p);
     const Sizes s = sizes(p);
@@ -39,6 +42,7 @@ public:
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Walk<Over::inputs> walk(p, begin);
     SumBackward worker(p, walk, memory);
+    if (worker.sizes_.lean) return worker.row_by_row(walk, end - begin);
     const int64_t size = worker.rows_.size;
     for (int64_t unit = begin; unit < end;) {
       const int64_t h0 = walk.at(p.n_axes - 2), h1 = least(size, h0 + end - unit);
@@ -51,20 +55,31 @@ public:
 private:
   struct Sizes {
     int64_t tile, kept, held, bytes;  // kept: spread rows of a slab; held: elements of a padded row
+    bool lean;                        // too many spread rows to keep
   };
 
   static Sizes sizes(Problem p) {
     add_row_axis(p);
+    const int64_t slabs = most_slabs(p), covers = most_covers(p.axes[p.n_axes - 2], p.planes);
+    const Sizes s = sizes(p, slabs, covers);
+    if (slabs <= max_slabs && s.bytes <= most_bytes) return s;
+    Sizes lean = sizes(p, 1, 1);
+    lean.lean = true;
+    lean.bytes += RowSet::bytes(p);
+    return lean;
+  }
+
+  static Sizes sizes(const Problem& p, int64_t slabs, int64_t covers) {
     const Axis &rows = p.axes[p.n_axes - 2], &last = p.axes[p.n_axes - 1];
-    const int64_t slabs = most_slabs(p), covers = most_covers(rows, p.planes), item = sizeof(V);
-    Sizes s;
+    const int64_t item = sizeof(V);
+    Sizes s{};
     s.tile = most(least(last.size, most(1, 256 / p.lanes)),
                   least(last.size, band_bytes / (covers + 1) / (slabs * p.lanes * item)));
     const int64_t width = s.tile * p.lanes;
     s.kept = least(most(rows.out, rows.size + (rows.kernel - 1) * rows.step),
                    most(covers, band_bytes / (slabs * width * item)));
     s.held = Columns::most_of(last, s.tile) * p.lanes + 2 * N;
-    s.bytes = 4 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
+    s.bytes = 5 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
               Scratch::bytes<V>(width + 2 * N) + Scratch::bytes<Run>(s.tile);
     return s;
   }
@@ -72,16 +87,18 @@ private:
   SumBackward(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
       : p_(p), walk_(walk), rows_(walk.axis(p.n_axes - 2)), sizes_(sizes(p)), width_(0),
         load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)), follow_(rows_follow<V>(p)),
-        end_(readable_end(p, p.x, sizeof(V), Over::outputs)) {
+        norm_(p.op == Op::lp), end_(readable_end(p, p.x, sizeof(V), Over::outputs)) {
     Scratch scratch(memory);
     const int64_t width = sizes_.tile * p.lanes;
     padded_ = scratch.take<V>(sizes_.held);
     by_ = scratch.take<V>(sizes_.held);
     raw_ = scratch.take<V>(sizes_.held);
-    kept_ = scratch.take<V>(most_slabs(p) * sizes_.kept * (width + N) + N);
+    norms_ = scratch.take<V>(sizes_.held);
+    kept_ = scratch.take<V>((sizes_.lean ? 1 : most_slabs(p)) * sizes_.kept * (width + N) + N);
     row_ = scratch.take<V>(width + 2 * N);
     runs_ = scratch.take<Run>(sizes_.tile);
     valid_ = scratch.take<UnsignedLike<V>>(sizes_.held);
+    rest_ = scratch.take<char>(0);
     int64_t by = p.divide ? p.divisor : 1;
     if (!by) {
       by = 1;
@@ -90,9 +107,10 @@ private:
     // Windows of one size are divided by when all is added up; others' gradients before.
     uniform_ = by != 0;
     by_all_ = V(by ? by : 1);
-    inverse_ = V(1) / by_all_;
+    for (int a = 0; norm_ && p.divide && a < p.n_axes; ++a) taps_ *= V(p.axes[a].uncropped);
+    inverse_ = uniform_ ? taps_ / by_all_ : V(1);
     // Where no two rows of windows share an input there is less to divide before they are spread.
-    early_ = uniform_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
+    early_ = uniform_ && !norm_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
     straight_ = early_ && p.lanes > 1 && stored_as<V>(p.y_type) && p.y.lane == sizeof(V) &&
                 p.y.pooled[p.n_axes - 1] == p.lanes * int64_t(sizeof(V));
     // Multiplying is cheaper; but where nothing is added up the quotient, PyTorch's too, stays what it is to the bit.
@@ -128,7 +146,7 @@ private:
     }
     // The window for which there is a way of its own, if the arrays have the form for it.
     strips_ = 0;
-    if (uniform_ && follow_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
+    if (uniform_ && follow_ && !norm_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
         p_.x.pooled[p_.n_axes - 1] == sizeof(V) && rows_.regular() && last.regular() && rows_.step == 1 &&
         last.step == 1 && rows_.kernel == last.kernel) {
       // This way divides sums; where gradients are divided before they are added up it would give other bits.
@@ -151,6 +169,29 @@ private:
         runs_[n_runs_++] = {i - tile_, i + alike - tile_, first, n};
       i += alike;
       cover.next(alike);
+    }
+  }
+
+  // Windows with too many rows to keep any: each input row spreads all of its own.
+  void row_by_row(Walk<Over::inputs>& walk, int64_t count) {
+    Scratch scratch(rest_);
+    RowSet around(p_, scratch);
+    for (int64_t unit = 0; unit < count && !p_.stopped(); ++unit, walk.next()) {
+      if (walk.tile_begin() != tile_ || walk.last().table_stride) enter_tile();
+      around.covers(walk);
+      for (int64_t j = 0; j < width_; ++j) row_[j] = V(0);
+      for (int64_t r = 0; r < around.count(); ++r, around.next()) {
+        Slab slab{0, 0, 0, 0, 1};
+        for (int a = 0; a + 2 < p_.n_axes; ++a) {
+          slab.grad += around.index()[a] * p_.x.pooled[a];
+          slab.aux += around.index()[a] * p_.aux.pooled[a];
+          slab.share *= share(walk.axis(a), around.index()[a]);
+        }
+        spread(slab, around.index()[p_.n_axes - 2], kept_);
+        for (int64_t j = 0; j < width_; ++j) row_[j] += kept_[j];
+      }
+      const V* sums = row_;
+      add(&sums, 1, walk.row(p_.y, tile_, walk.tile_end()).data, width_, 0);
     }
   }
 
@@ -465,10 +506,11 @@ private:
                   stride, p_.x.lane, columns_.real_hi - columns_.real_lo, p_.lanes};
     const V* from = reinterpret_cast<const V*>(row.data);
     if (!stored_as<V>(p_.x_type) || !row.packed(sizeof(V)) ||
-        row.data + whole_vectors<V>(n) * int64_t(sizeof(V)) > end_) {
+        row.data + whole_vectors<V>(n) * int64_t(sizeof(V)) > end_ || norm_) {
       load_(row, raw_);
       from = raw_;
     }
+    if (norm_) quotients(slab, o, n);
     V* to = padded_ + (columns_.real_lo - columns_.first) * p_.lanes;
     const V outer = V(uniform_ ? 1 : most(1, slab.share * row_share(o)));
     if (early_)
@@ -482,6 +524,21 @@ private:
     const int64_t rest = (columns_.first + columns_.count - columns_.real_hi) * p_.lanes;
     for (int64_t j = 0; j < rest; j += N) write(to + n + j, Vn{});
     return padded_;
+  }
+
+  // Gradients of norms to those of the powers that they add up: times y^(1 - p), and nothing where y is zero.
+  void quotients(const Slab& slab, int64_t o, int64_t n) {
+    const int64_t stride = p_.aux.pooled[p_.n_axes - 1];
+    load_({walk_.plane(p_.aux) + slab.aux + o * p_.aux.pooled[p_.n_axes - 2] + columns_.real_lo * stride,
+           stride, p_.aux.lane, columns_.real_hi - columns_.real_lo, p_.lanes},
+          norms_);
+    if (p_.norm == 2)
+      for (int64_t j = 0; j < n; ++j) raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] / norms_[j];
+    else
+      for (int64_t j = 0; j < n; ++j)
+        raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] * power(norms_[j], V(1 - p_.norm));
+    if (!uniform_)
+      for (int64_t j = 0; j < n; ++j) raw_[j] *= taps_;
   }
 
   int64_t row_share(int64_t o) const {
@@ -500,11 +557,12 @@ private:
                   skip_ = 1;  // skip: from one output that holds an input to the next
   Load<V> load_;
   Store<V> store_;
-  bool follow_, uniform_, early_, straight_, times_;
-  V by_all_, inverse_;
+  bool follow_, norm_, uniform_, early_, straight_, times_;
+  V by_all_, inverse_, taps_ = 1;
   const char* end_;
-  V *padded_, *by_, *raw_, *kept_, *row_;
+  V *padded_, *by_, *raw_, *norms_, *kept_, *row_;
   Run* runs_;
+  char* rest_;  // of the scratch
   UnsignedLike<V>* valid_;
   int strips_ = 0;
 };

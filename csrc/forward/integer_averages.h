@@ -6,6 +6,7 @@
 #pragma once
 
 #include "forward/general.h"
+#include "kernels.h"
 #include "simd.h"
 
 namespace ndpool {

@@ -493,7 +493,7 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
   return true;
 }
 
-// The gradient of the inputs. Lp: `inputs` was copied to `grad_input` by the caller, `aux` holds the outputs.
+// The gradient of the inputs. Lp: `aux` holds the outputs, and the caller multiplies by the inputs to the power of p - 1.
 Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, const std::vector<int>& axes,
                    const Buffer& grad_input, const Buffer* other, Extra offset_kind, bool divide,
                    int64_t divisor, double norm) {

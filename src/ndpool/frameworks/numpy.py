@@ -195,9 +195,11 @@ def backward(call: Call, saved: Saved, grad: NDArray[Any]) -> NDArray[Any]:
     grad, code = _native(call.function, "grad", grad)
     if code < FIRST_FLOAT:
         raise TypeError(f"{call.function}: grad must be floating point; got dtype={grad.dtype}")
+    if call.reduction.norm and grad.itemsize == 2:  # a factor may be too large for a half
+        wide = (np.asarray(a, np.float32) for a in (grad, saved.x, saved.y))
+        grad32, x, y = wide
+        return backward(call, saved._replace(x=x, y=y), grad32).astype(grad.dtype)
     result = _empty(grad, with_sizes(grad.shape, call.axes, call.plan.sizes), grad.dtype)
-    if call.reduction.norm:
-        result[...] = saved.x  # the kernel replaces each input by its gradient
     if not result.size:
         return result
     if not grad.size:
@@ -217,6 +219,9 @@ def backward(call: Call, saved: Saved, grad: NDArray[Any]) -> NDArray[Any]:
         note_copy("misaligned arrays")
         if not done(*(a if a is None else a.copy() for a in arrays)):
             raise RuntimeError("ndpool core: a packed copy was refused")
+    if call.reduction.norm:
+        with np.errstate(all="ignore"):
+            np.multiply(result, saved.x ** (call.norm - 1), out=result, where=result != 0)
     return result
 
 

@@ -64,6 +64,11 @@ def applied(cls: type[Function]) -> Callable[..., Any]:
     return apply
 
 
+def plain(x: Tensor) -> bool:
+    """Whether a tensor is nothing but its memory."""
+    return type(x) is Tensor and not x.is_neg() and not is_legacy_batch(x)
+
+
 def undifferentiated(x: Tensor) -> bool:
     """Whether a tensor is nothing but its memory and no derivative can be asked for."""
     watched = is_grad_enabled() or transforms_active() or forward_ad._current_level >= 0
@@ -298,7 +303,7 @@ def lp_backward(grad: Tensor, x: Tensor, y: Tensor, call: Call, last: bool) -> T
         if tensor.is_cpu and not is_legacy_batch(tensor):
             check_memory(tensor)  # PyTorch's arithmetic does not
     linear, taps = inside_norm(call)
-    if call.norm == 2 and all(map(undifferentiated, (x, y, grad))):
+    if call.norm == 2 and undifferentiated(grad) and plain(x) and plain(y):
         found: Tensor | None = kernels.norm_backward(linear, grad, x, y, taps, last)
         if found is not None:
             return found

@@ -29,6 +29,9 @@ from ndpool.frameworks.torch.tensors import (
     renamed,
     zeroed,
 )
+from ndpool.reductions import REDUCTIONS
+
+_LP = REDUCTIONS["lp"].op
 
 if BUILT:
     core.borrow_threads()  # PyTorch's work and ours take turns on the same threads
@@ -75,6 +78,26 @@ def sum_backward(call: Call, grad: Tensor, last: bool) -> Tensor:
 def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tensor:
     """The gradient of max and min pooling, gathered by offsets."""
     return _backward(call, grad, offsets, last)
+
+
+def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, last: bool) -> Tensor | None:
+    """The gradient of an L2 norm, `call` being the average or the sum inside it; None for strange tensors."""
+    grad, y = materialized(grad), materialized(y)
+    result = empty(grad, x.shape, grad.dtype, last, len(call.axes))
+    if grad.numel() == 0 or result.numel() == 0:
+        return zeroed(result)
+    if norm_factors(call, grad, y, result) or norm_factors(call, grad.clone(), y.clone(), result):
+        return result.mul_(x)
+    return None
+
+
+def norm_factors(call: Call, grad: Tensor, y: Tensor, result: Tensor) -> bool:
+    """Writes what the inputs are to be multiplied by; False for misaligned or unlike tensors."""
+    if y.dtype is not grad.dtype or y.shape != grad.shape or not y.is_cpu:  # hooks may change what was saved
+        return False
+    target = (result.data_ptr(), result.shape, result.stride())
+    how: Any = (None, NO_EXTRA, memory(y), call.reduction.divides, 0, 2.0)
+    return core.backward(core_plan(call.plan), _LP, memory(grad), CODES[grad.dtype], call.axes, target, *how)
 
 
 def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> Tensor:

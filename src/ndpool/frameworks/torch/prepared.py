@@ -32,6 +32,7 @@ from ndpool.frameworks.torch.autograd import (
     linked,
     lp_backward,
     max_backward,
+    plain,
     sum_backward,
     undifferentiated,
 )
@@ -101,6 +102,7 @@ class Training(NamedTuple):
     """What a prepared forward and backward pass on the CPU need."""
 
     call: Call
+    linear: Call  # the average or sum inside a norm, or the call itself
     last: bool
     new: Any  # allocates the result
     kind: int  # of the offsets, if there are any
@@ -141,6 +143,7 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
         kind = call.offsets if has_index else NO_EXTRA
         training = Training(
             call=call,
+            linear=linear,
             last=last,
             new=new,
             kind=kind,
@@ -284,15 +287,11 @@ class TrainNorm(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         t, (x, y) = ctx.training, ctx.saved_tensors
-        if t.call.norm != 2 or not all(map(undifferentiated, (x, y, grad))):
-            return lp_backward(grad, x, y, t.call, t.last), None
-        for tensor in (x, y, grad):
-            check_memory(tensor)  # PyTorch's arithmetic does not
-        _, taps = inside_norm(t.call)
-        scaled = (grad / y).masked_fill_(y == 0, 0).mul_(taps)
-        result = t.new_grad()
-        if scaled.stride() == t.stride and t.backward(scaled, result, None):
-            return result.mul_(x), None
+        if t.call.norm == 2 and undifferentiated(grad) and plain(x) and plain(y):
+            check_memory(x)  # PyTorch's arithmetic does not
+            result = t.new_grad()
+            if cpu.norm_factors(t.linear, grad, y, result):
+                return result.mul_(x), None
         return lp_backward(grad, x, y, t.call, t.last), None
 
 

@@ -1,0 +1,44 @@
+// Which engine computes a gradient.
+#pragma once
+
+#include "backward/max_channels_last.h"
+#include "backward/max_rows.h"
+#include "backward/scatter.h"
+#include "backward/sum_rows.h"
+#include "kernels.h"
+
+namespace ndpool {
+namespace {
+
+template <class V, class Offset> Kernel max_backward(const Problem& p) {
+  if constexpr (specialised) {
+    if (MaxBackwardChannelsLast<V, V, Offset>::serves(p))
+      return kernel_of<MaxBackwardChannelsLast<V, V, Offset>>();
+    if constexpr (std::is_same_v<V, float>) {
+      if (MaxBackwardChannelsLast<V, bf16, Offset>::serves(p))
+        return kernel_of<MaxBackwardChannelsLast<V, bf16, Offset>>();
+      if (MaxBackwardChannelsLast<V, f16, Offset>::serves(p))
+        return kernel_of<MaxBackwardChannelsLast<V, f16, Offset>>();
+    }
+  }
+  if constexpr (std::is_same_v<V, float>) {
+    if (Scatter<V, bf16, Offset>::serves(p)) return kernel_of<Scatter<V, bf16, Offset>>();
+    if (Scatter<V, f16, Offset>::serves(p)) return kernel_of<Scatter<V, f16, Offset>>();
+  }
+  return kernel_of<Scatter<V, V, Offset>>();
+}
+
+// The engine for a problem whose gradients add up in V.
+template <class V> Kernel backward_kernel(const Problem& p) {
+  if constexpr (specialised) {
+    if (MaxBackwardRows<V, V>::serves(p)) return kernel_of<MaxBackwardRows<V, V>>();
+    if constexpr (std::is_same_v<V, float>)
+      if (MaxBackwardRows<V, bf16>::serves(p)) return kernel_of<MaxBackwardRows<V, bf16>>();
+  }
+  if (p.extra == Extra::offset8) return max_backward<V, std::uint8_t>(p);
+  if (p.extra == Extra::offset32) return max_backward<V, std::int32_t>(p);
+  return kernel_of<SumBackward<V>>();
+}
+
+}  // namespace
+}  // namespace ndpool
