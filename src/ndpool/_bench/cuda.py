@@ -2,8 +2,8 @@
 
 Calls cycle over several inputs to defeat the cache. Calls of PyTorch, `torch.compile` and ndpool are captured
 in a CUDA graph and replayed, which measures device time. Calls of JAX and CuPy are issued back to back, so
-short ones measure host time. Several processes prepare cases (mostly compilation); only one at a time uses
-the device for timing. `cuda_report` formats the results.
+short ones measure host time. Several processes first call everything once, which is mostly compilation; only
+one at a time uses the device for timing. `cuda_report` formats the results.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def run(
         names = None if peers is None else ("ndpool", *peers)
         setting = (lock.name, copy_speed(), QUICK if quick else FULL, names)
         with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, setting) as pool:
+            # Compiled kernels are kept on disk, where the process that times them finds them.
+            list(pool.map(_compile, [cases[i] for i in order]))
             for i, result in zip(order, pool.map(_work, [cases[i] for i in order]), strict=True):
                 results[i] = result
                 if progress:
@@ -93,6 +95,15 @@ _worker: dict[str, Any] = {}
 def _start_worker(lock: str, copy: float, effort: Effort, names: tuple[str, ...] | None) -> None:
     import_module("torch").set_num_threads(1)
     _worker.update(lock=os.open(lock, os.O_RDWR), copy=copy, effort=effort, names=names)
+
+
+def _compile(case: Case) -> None:
+    """Call every contestant once; what fails here is reported when it is timed."""
+    torch: Any = import_module("torch")
+    torch.cuda.set_stream(_stream())
+    _prepare(case, {"notes": {}, "error": None}, _worker["names"], sets=1)
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _work(case: Case) -> dict[str, Any]:
@@ -146,10 +157,10 @@ def measure(
 
 
 def _prepare(
-    case: Case, result: dict[str, Any], names: tuple[str, ...] | None
+    case: Case, result: dict[str, Any], names: tuple[str, ...] | None, sets: int | None = None
 ) -> list[tuple[Contestant, list[Call]]]:
     """Compile and check: the calls of the contestants whose answer is right."""
-    data, prepared = Data(case), []
+    data, prepared = Data(case, sets), []
     try:
         truth = reference(case, data)
     except Exception as error:  # PyTorch has no answer, such as for more memory than there is
