@@ -35,7 +35,7 @@ SELECTION: dict[str, tuple[tuple[str, str], ...]] = {
     "region": (("backward", "region_backward"),),
     "row": (("backward", "_rows"),),
     "scatter": (("backward", "_scatters"),),
-    "scan": (("backward", "scans"),),
+    "walk": (("backward", "walks"),),
     "block": (("backward", "_blocks"),),
     "plane backward": (("backward", "whole_planes"),),
     "channels_last backward": (("backward", "rows_of_channels"),),

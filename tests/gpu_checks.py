@@ -143,7 +143,7 @@ CASES = [
     ("avg_pool3d", (1, 4, 4, 4, 8), (2,)),
     ("max_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
-    # Gradients by scans: volumes, strides, rows in several blocks.
+    # Gradients by walks: volumes, strides, rows in several blocks.
     ("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)),
     ("max_pool2d", (1, 2, 17, 19), ((15, 14), (2, 1), (7, 7))),
     ("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))),
@@ -570,15 +570,20 @@ def test_gradients_row_by_row(monkeypatch, name, sizes, last):
         ((12, 20), (5, 2, 2)),
         ((10, 9), ((5, 4), (2, 1), (2, 1), 1, True)),
         ((5, 150), ((3, 9), 1, (1, 4))),
+        ((75, 8), ((3, 9), 1, (1, 4))),
+        ((4, 136), ((3, 8), (1, 3), (1, 4))),
         ((5, 6, 7), (3, 1, 1)),
         ((7, 6, 8), ((3, 5, 3), (2, 1, 2), (1, 2, 0))),
     ],
     ids=str,
 )
-def test_gradients_by_scans(monkeypatch, sizes, args, last):
-    """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share."""
-    for limit in ("SCAN_OVERLAP", "SCAN_OVERLAP_HALF"):
-        monkeypatch.setattr(tuning, limit, 2)
+def test_gradients_by_walks(monkeypatch, sizes, args, last):
+    """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share.
+
+    Chunks of long axes, and one image at a time.
+    """
+    monkeypatch.setattr(tuning, "WALK_OVERLAP", (2, 2))
+    monkeypatch.setattr(tuning, "WALK_SCRATCH", 1)
     backward.backward.cache_clear()
     draw, n = torch.Generator().manual_seed(0), len(sizes)
     x = torch.randint(-3, 3, (2, 3, *sizes), generator=draw).float()
@@ -594,7 +599,7 @@ def test_gradients_by_scans(monkeypatch, sizes, args, last):
     got, want = getattr(ndpool, name)(ours, *args), getattr(F, name)(theirs, *args)
     grad = torch.randint(-9, 9, want.shape, generator=draw).float()
     (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
-    assert ("backward", "scan") in names
+    assert ("backward", "walk") in names
     assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
     backward.backward.cache_clear()
 

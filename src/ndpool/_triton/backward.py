@@ -50,7 +50,7 @@ from ndpool._triton.launch import (
 from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool._triton.regions import region_backward
-from ndpool._triton.scan import scan_backward, scans
+from ndpool._triton.walk import walk_backward, walks
 from ndpool.geometry import AxisPlan, Plan
 
 
@@ -105,8 +105,8 @@ def backward(
         )
     if not scaled and (rows := rows_of_channels(three, layout)):
         return channels_backward(layout, rows, size, by, common)
-    if has_index and scans(three, layout, dtype):
-        found = scan_backward(three, layout, size)
+    if has_index and walks(three, layout, dtype.itemsize):
+        found = walk_backward(three, layout, dtype, size)
         if found is not None:
             return found
     if has_index and _scatters(three, layout, size):

@@ -37,12 +37,10 @@ SHORT_ROW = 256  # bytes of a row
 ZEROS = 2**16  # bytes of a plane that one program fills with zeros
 FEW_PLANES = 512  # too few to fill the device
 
-# Gradients of max pooling with large overlapping windows, by scans.
-SCAN_OVERLAP = 49  # windows that contain one input, from which this pays
-SCAN_OVERLAP_HALF = 16  # likewise of half types, in contiguous volumes or if no window has stride 1
-SCAN_TAGS = 254  # rows of a window that one byte can number
-SCAN_COLUMNS = 128  # outputs of a row that a warp scans
-SCAN_PROGRAMS = 2112  # what a large device runs at a time
+# Gradients of max pooling with overlapping windows, by walks along each axis.
+WALK_OVERLAP = 25, 16  # windows that contain one input, from which this pays; of half types
+WALK_LANES = 2**17  # that fill the device
+WALK_SCRATCH = 2**26  # bytes of sums that stay in the cache from one axis to the next
 
 # Gradients of sums with stride 1: windows from which one axis is summed first.
 SUM_PASSES = 14, 20  # of contiguous rows, of half types
