@@ -17,25 +17,25 @@ VECTOR = tl.constexpr(4)  # neighbours along a contiguous axis that a lane loads
 
 
 @triton.jit
-def _along(start, n, k, UNIT: tl.constexpr):
-    """Neighbours of a vector, and whether they lie below n; vectors of UNIT lie entirely on one side."""
-    at = start + k + tl.arange(0, VECTOR)[None, :]
-    return at, at // UNIT * UNIT < n
+def _below(i, n):
+    """0 <= i < n, by one comparison."""
+    return i.to(tl.uint32) < n.to(tl.uint32)
 
 
 @triton.jit
-def _tags(pointer, to, o, out, live, inner, UNIT: tl.constexpr, STEP: tl.constexpr, LANES: tl.constexpr):
-    """Tags of STEP outputs of each lane; 0 past the last one."""
+def _tags(pointer, at, o, outs, step, UNIT: tl.constexpr, STEP: tl.constexpr, LANES: tl.constexpr):
+    """Tags of STEP outputs of each lane; 0 past the last of `outs`."""
     found = ()
     if UNIT > 0:
         for k in tl.static_range(0, STEP, VECTOR):
-            at, inside = _along(o, out, k, UNIT)
-            tile = tl.load(pointer + to[:, None] + at, mask=live[:, None] & inside, other=0)
+            along = o + k + tl.arange(0, VECTOR)[None, :]
+            ok = along // UNIT * UNIT < outs[:, None]
+            tile = tl.load(pointer + at[:, None] + along, mask=ok, other=0)
             found = found + columns_of(tile.to(tl.int32), LANES, VECTOR)
     else:
         for k in tl.static_range(STEP):
-            ok = live & (o + k + to * 0 < out)
-            found = found + (tl.load(pointer + to + (o + k) * inner, mask=ok, other=0).to(tl.int32),)
+            tag = tl.load(pointer + (at + (o + k) * step), mask=o + k < outs, other=0)
+            found = found + (tag.to(tl.int32),)
     return found
 
 
@@ -43,11 +43,10 @@ def _tags(pointer, to, o, out, live, inner, UNIT: tl.constexpr, STEP: tl.constex
 def _sums(
     pointer,
     tags,
-    to,
+    at,
     o,
-    out,
-    live,
-    inner,
+    outs,
+    step,
     UNIT: tl.constexpr,
     STEP: tl.constexpr,
     LANES: tl.constexpr,
@@ -58,43 +57,34 @@ def _sums(
     found = ()
     if UNIT > 0 and FIRST:
         for k in tl.static_range(0, STEP, VECTOR):
-            at, inside = _along(o, out, k, UNIT)
-            tile = tl.load(pointer + to[:, None] + at, mask=live[:, None] & inside, other=0)
+            along = o + k + tl.arange(0, VECTOR)[None, :]
+            ok = along // UNIT * UNIT < outs[:, None]
+            tile = tl.load(pointer + at[:, None] + along, mask=ok, other=0)
             found = found + columns_of(widen(tile, COMPUTE), LANES, VECTOR)
     else:
         for k in tl.static_range(STEP):
-            ok = live & (o + k + to * 0 < out)
-            if not FIRST:
+            if FIRST:
+                ok = o + k < outs
+            else:
                 ok = tags[k] > 0
-            found = found + (widen(tl.load(pointer + to + (o + k) * inner, mask=ok, other=0), COMPUTE),)
+            found = found + (widen(tl.load(pointer + (at + (o + k) * step), mask=ok, other=0), COMPUTE),)
     return found
 
 
 @triton.jit
-def _zeros(
-    pointer,
-    to,
-    i,
-    begin,
-    end,
-    live,
-    inner,
-    UNIT: tl.constexpr,
-    N: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    """Zeros for N inputs of each lane from i on, as far as they lie between begin and end."""
+def _zeros(pointer, at, i, inputs, step, UNIT: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr):
+    """Zeros for N inputs of each lane from i on, as far as they lie below `inputs`; i may be negative."""
     if UNIT > 0:
         for k in tl.static_range(0, N, VECTOR):
-            at, below = _along(i, end, k, UNIT)
-            ok = live[:, None] & below & (at // UNIT * UNIT >= begin)
-            tl.store(pointer + to[:, None] + at, tl.zeros([LANES, VECTOR], pointer.dtype.element_ty), mask=ok)
+            along = i + k + tl.arange(0, VECTOR)[None, :]
+            zero = tl.zeros([LANES, VECTOR], pointer.dtype.element_ty)
+            # Vectors lie entirely inside or outside.
+            end = tl.where(inputs * 0 + (i + k) >= 0, inputs, -(2**30))
+            tl.store(pointer + at[:, None] + along, zero, mask=along // UNIT * UNIT < end[:, None])
     else:
         for k in tl.static_range(N):
-            ok = live & (i + k + to * 0 >= begin) & (i + k + to * 0 < end)
-            tl.store(
-                pointer + to + (i + k) * inner, tl.zeros([LANES], pointer.dtype.element_ty), mask=ok
-            )
+            zero = tl.zeros([LANES], pointer.dtype.element_ty)
+            tl.store(pointer + (at + (i + k) * step), zero, mask=_below(inputs * 0 + (i + k), inputs))
 
 
 @triton.jit(
@@ -131,80 +121,80 @@ def walk_backward_kernel(
 
     REST is the number of taps along the axes that follow. The FIRST pass reads gradients and offsets, the
     LAST writes gradients. Where `inner` is 1, lanes read and write vectors of units along the axis; the units
-    are 0 elsewhere. Leads are counted from `src_lead` and `dst_lead`.
+    are 0 elsewhere. Leads are counted from `src_lead` and `dst_lead`, inputs from the first of the chunk.
     """
     # How far zeros are written ahead of the windows: beyond their end, in full vectors.
     AHEAD: tl.constexpr = (KERNEL - STRIDE - PAD + VECTOR - 1) // VECTOR * VECTOR
+    BLOCK: tl.constexpr = STEP * STRIDE
     pid = tl.program_id(0)
     block = pid // chunks
-    begin = (pid - block * chunks) * chunk
-    end = tl.minimum(begin + chunk, size)
+    begin = (pid - block * chunks) * chunk // VECTOR * VECTOR  # a multiple already, as the compiler learns
+    n = tl.minimum(chunk, size - begin)
     if INT64:
         block = block.to(tl.int64)
     lane = block * LANES + tl.arange(0, LANES)
-    live = lane < lanes
-    lead = lane
-    column = lane * 0
-    if Y_UNIT == 0:
+    # Lanes past the last one have no outputs and no inputs.
+    outs = tl.where(lane < lanes, out, 0)
+    inputs = tl.where(lane < lanes, n, 0)
+    if Y_UNIT > 0:
+        step = 1
+        x = (lane + src_lead) * (out // X_UNIT) * X_UNIT
+        y = (lane + dst_lead) * (size // Y_UNIT) * Y_UNIT + begin
+    else:
+        step = inner
         lead = divide(lane, inner, m_inner, INT64)
         column = lane - lead * inner
+        x = (lead + src_lead) * (out * inner) + column
+        y = (lead + dst_lead) * (size * inner) + (column + begin * inner)
     wait_for_previous()
-    x = (lead + src_lead) * out * inner + column
-    y = (lead + dst_lead) * size * inner + column
-    if X_UNIT > 1:
-        x = tl.multiple_of(x, X_UNIT)
-    if Y_UNIT > 1:
-        y = tl.multiple_of(y, Y_UNIT)
     filled = dst if LAST else dst_tags
     # Blocks of STEP outputs that may have taken their value from these inputs.
-    first = tl.maximum(0, begin + PAD - KERNEL + STRIDE) // STRIDE // STEP
-    last = (tl.minimum(out, (end - 1 + PAD) // STRIDE + 1) + STEP - 1) // STEP
-    for z in range(begin // VECTOR, (first * (STEP * STRIDE) + AHEAD) // VECTOR):
-        _zeros(filled, y, z * VECTOR, begin, end, live, inner, Y_UNIT, VECTOR, LANES)
+    first = tl.maximum(0, begin + PAD - KERNEL + STRIDE) // BLOCK
+    last = (tl.minimum(out, (begin + n - 1 + PAD) // STRIDE + 1) + STEP - 1) // STEP
+    for z in range(0, (first * BLOCK + AHEAD - begin) // VECTOR):
+        _zeros(filled, y, z * VECTOR, inputs, step, Y_UNIT, VECTOR, LANES)
     current = tl.full([LANES], -1, tl.int32)  # the input whose run is being summed
     rest = tl.zeros([LANES], tl.int32)
     total = tl.zeros([LANES], COMPUTE)
-    tags = _tags(src_tags, x, first * STEP, out, live, inner, X_UNIT, STEP, LANES)
-    sums = _sums(src, tags, x, first * STEP, out, live, inner, X_UNIT, STEP, LANES, FIRST, COMPUTE)
-    next_tags = _tags(src_tags, x, first * STEP + STEP, out, live, inner, X_UNIT, STEP, LANES)
-    for n in range(first, last):
-        o = n * STEP
+    tags = _tags(src_tags, x, first * STEP, outs, step, X_UNIT, STEP, LANES)
+    sums = _sums(src, tags, x, first * STEP, outs, step, X_UNIT, STEP, LANES, FIRST, COMPUTE)
+    next_tags = _tags(src_tags, x, first * STEP + STEP, outs, step, X_UNIT, STEP, LANES)
+    for m in range(first, last):
+        o = m * STEP
         # What the next iterations need is loaded before this one waits.
-        next_sums = _sums(
-            src, next_tags, x, o + STEP, out, live, inner, X_UNIT, STEP, LANES, FIRST, COMPUTE
-        )
-        later_tags = _tags(src_tags, x, o + 2 * STEP, out, live, inner, X_UNIT, STEP, LANES)
-        _zeros(filled, y, o * STRIDE + AHEAD, begin, end, live, inner, Y_UNIT, STEP * STRIDE, LANES)
+        next_sums = _sums(src, next_tags, x, o + STEP, outs, step, X_UNIT, STEP, LANES, FIRST, COMPUTE)
+        later_tags = _tags(src_tags, x, o + 2 * STEP, outs, step, X_UNIT, STEP, LANES)
+        _zeros(filled, y, m * BLOCK + AHEAD - begin, inputs, step, Y_UNIT, BLOCK, LANES)
         if Y_UNIT > 0:
             tl.debug_barrier()  # vectors may belong to other threads than single elements
         for k in tl.static_range(STEP):
             if FIRST:
-                here = live & (o + k + current * 0 < out)
+                here = o + k < outs
                 offset = tags[k]
             else:
                 here = tags[k] > 0
                 offset = tags[k] - 1
             tap = (offset.to(tl.uint32) // REST).to(tl.int32)
-            i = tap + ((o + k) * STRIDE - PAD)
+            i = tap + ((o + k) * STRIDE - PAD - begin)
             new = here & (i != current)
-            done = new & (current >= begin) & (current < end)
-            tl.store(dst + y + current * inner, total.to(dst.dtype.element_ty), mask=done)
+            done = new & _below(current, inputs)
+            to = y + current * step
+            tl.store(dst + to, total.to(dst.dtype.element_ty), mask=done)
             if not LAST:
-                tl.store(
-                    dst_tags + y + current * inner, (rest + 1).to(dst_tags.dtype.element_ty), mask=done
-                )
+                tl.store(dst_tags + to, (rest + 1).to(dst_tags.dtype.element_ty), mask=done)
                 rest = tl.where(new, offset - tap * REST, rest)
             total = tl.where(new, sums[k], total + sums[k])
             current = tl.where(new, i, current)
         tags = next_tags
         sums = next_sums
         next_tags = later_tags
-    reached = tl.maximum(first, last) * (STEP * STRIDE) + AHEAD
-    for z in range(reached // VECTOR, (end + VECTOR - 1) // VECTOR):
-        _zeros(filled, y, z * VECTOR, begin, end, live, inner, Y_UNIT, VECTOR, LANES)
+    reached = tl.maximum(0, tl.maximum(first, last) * BLOCK + AHEAD - begin)
+    for z in range(reached // VECTOR, (n + VECTOR - 1) // VECTOR):
+        _zeros(filled, y, z * VECTOR, inputs, step, Y_UNIT, VECTOR, LANES)
     if Y_UNIT > 0:
         tl.debug_barrier()
-    done = live & (current >= begin) & (current < end)
-    tl.store(dst + y + current * inner, total.to(dst.dtype.element_ty), mask=done)
+    done = _below(current, inputs)
+    to = y + current * step
+    tl.store(dst + to, total.to(dst.dtype.element_ty), mask=done)
     if not LAST:
-        tl.store(dst_tags + y + current * inner, (rest + 1).to(dst_tags.dtype.element_ty), mask=done)
+        tl.store(dst_tags + to, (rest + 1).to(dst_tags.dtype.element_ty), mask=done)
