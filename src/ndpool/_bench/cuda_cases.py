@@ -69,9 +69,7 @@ _WINDOW_ROWS = (
         for k, s in ((5, 1), (5, 2), (7, 3))
     ),
     *(
-        _Row(
-            f"lp {k}x{k} s{s}", "lp_pool2d", _IMAGES, {"norm_type": 2.0, "kernel_size": k, "stride": s}, "b"
-        )
+        _Row(f"lp {k}x{k} s{s}", "lp_pool2d", _IMAGES, {"norm_type": 2.0, "kernel_size": k, "stride": s}, "b")
         for k, s in ((2, 2), (3, 1), (3, 2), (5, 1), (7, 3), (13, 1))
     ),
 )

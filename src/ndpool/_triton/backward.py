@@ -16,6 +16,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from ndpool._plan import with_sizes
 from ndpool._triton import tuning
 from ndpool._triton.decompose import passes
 from ndpool._triton.forward import forward, is_irregular, split_rows, unpadded
@@ -42,6 +43,7 @@ from ndpool._triton.launch import (
     packed,
     runs,
     simplified,
+    sliced,
     tables,
     three_axes,
     transposed_tables,
@@ -188,17 +190,38 @@ def _over_transposed(
             run(grad, result, offsets if scaled else result)
 
         return launch
-    down, along = parts
-    between = list(out_shape)
-    between[axes[-1]] = shape[axes[-1]]
     wide = torch.promote_types(arrays.dtype, torch.float32)
-    order = sorted(range(len(shape)), key=lambda a: (stride[a], -a))
-    steps = [0] * len(shape)
+    between = with_sizes(out_shape, axes[-1:], (shape[axes[-1]],))
+    if 0 in axes:
+        return _in_two_passes(parts, axes, swapped, between, wide, divides, by, scaled)
+
+    def make(n: int) -> Launch | None:
+        fewer = swapped._replace(shape=(n, *out_shape[1:]), out_shape=(n, *shape[1:]))
+        return _in_two_passes(parts, axes, fewer, (n, *between[1:]), wide, divides, by, scaled)
+
+    pitches = (s[0] * arrays.dtype.itemsize for s in (stride, out_stride))
+    return sliced(shape[0], prod(between[1:]) * wide.itemsize, pitches, make)
+
+
+def _in_two_passes(
+    parts: tuple[Plan, Plan],
+    axes: tuple[int, ...],
+    arrays: Arrays,
+    between: tuple[int, ...],
+    wide: torch.dtype,
+    divides: bool,
+    by: int,
+    scaled: bool,
+) -> Launch | None:
+    """Sums along the last axis, of shape `between` and type `wide`, then along the others."""
+    down, along = parts
+    order = sorted(range(len(between)), key=lambda a: (arrays.out_stride[a], -a))
+    steps = [0] * len(between)
     for a, n in zip(order, [1, *accumulate((between[a] for a in order[:-1]), mul)], strict=True):
         steps[a] = n
-    middle = (tuple(between), tuple(steps))
-    rows = swapped._replace(out_shape=middle[0], out_stride=middle[1], result=wide)
-    columns = swapped._replace(shape=middle[0], stride=middle[1], dtype=wide)
+    middle = (between, tuple(steps))
+    rows = arrays._replace(out_shape=middle[0], out_stride=middle[1], result=wide)
+    columns = arrays._replace(shape=middle[0], stride=middle[1], dtype=wide)
     first = forward(along, axes[-1:], rows, SUM, 0, False, 0)
     second = forward(down, axes[:-1], columns, SUM, 0, divides, by, scaled)
     if first is None or second is None:
@@ -207,12 +230,12 @@ def _over_transposed(
         if isinstance(part, Prepared):
             part.direction = "backward"
 
-    def launch_both(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
         sums = torch.empty_strided(*middle, dtype=wide, device=grad.device)
         first(grad, sums, sums)
         second(sums, result, offsets if scaled else result)
 
-    return launch_both
+    return launch
 
 
 def _outputs_of_block(axis: AxisPlan) -> tuple[int, int]:

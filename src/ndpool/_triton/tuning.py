@@ -10,6 +10,8 @@ FEW_LANES = 2**16  # too few to fill it
 LARGE_RESULT = 2**24  # elements of a gradient from which the device is busy even if every thread writes few
 PROGRAMS = 2112  # that fill a large device
 
+CACHED = 2**25  # bytes that stay in the cache from one kernel to the next
+
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
