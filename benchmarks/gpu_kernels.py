@@ -2,7 +2,8 @@
 
 ``python benchmarks/gpu_kernels.py table windows random`` times the cases of the benchmark, gradients
 of large windows, and random cases; in each, every kernel that the case would run is left out in turn, so that
-the next one in the order of selection takes its place. ``--plain`` only times the cases next to PyTorch.
+the next one in the order of selection takes its place. ``--variants`` names kernels to leave out, or
+constants of `tuning.py` and their values. ``--plain`` only times the cases next to PyTorch.
 ``size`` prints how many kernels there are, their lines, and the longest signature.
 """
 
@@ -35,7 +36,7 @@ SELECTION: dict[str, tuple[tuple[str, str], ...]] = {
     "region": (("backward", "region_backward"),),
     "row": (("backward", "_rows"),),
     "scatter": (("backward", "_scatters"),),
-    "walk": (("backward", "walks"),),
+    "runs": (("backward", "_runs_are_long"),),
     "block": (("backward", "_blocks"),),
     "plane backward": (("backward", "whole_planes"),),
     "channels_last backward": (("backward", "rows_of_channels"),),
@@ -48,10 +49,14 @@ class Without(Contestant):
 
     def __init__(self, kernel: str) -> None:
         super().__init__()
-        self.name, self.used = f"without {kernel}", False
+        self.name, self.used, self.varied = f"without {kernel}", False, "=" in kernel
         self.modules = {name: import_module(f"ndpool._triton.{name}") for name in ("forward", "backward")}
         self.cuda = import_module("ndpool.frameworks.torch.cuda")
         self.cache = import_module("ndpool._cache").cache
+        if self.varied:
+            self.name, (constant, value) = kernel, kernel.split("=")
+            self.replaced = {(import_module("ndpool._triton.tuning"), constant): ast.literal_eval(value)}
+            return
         self.replaced = {
             (self.modules[module], name): self.none(getattr(self.modules[module], name))
             for module, name in SELECTION[kernel]
@@ -74,6 +79,7 @@ class Without(Contestant):
         fresh = {
             (self.cuda, "backward"): lru_cache(1024)(self.modules["backward"].backward.__wrapped__),
             (self.cuda, "_launched"): lru_cache(1024)(self.cuda._launched.__wrapped__),
+            (self.cuda, "_norm_launch"): lru_cache(1024)(self.cuda._norm_launch.__wrapped__),
         }
         new = self.replaced | fresh
         old = {(module, name): getattr(module, name) for module, name in new}
@@ -89,7 +95,7 @@ class Without(Contestant):
 
     def calls(self, case: Case, data: Data) -> list[Call]:
         """The calls, each without the kernel; raises where the case does not run it."""
-        self.used = False
+        self.used = self.varied
         with self.missing():
             made = super().calls(case, data)
             if case.mode != "backward":
@@ -106,26 +112,26 @@ class Without(Contestant):
         return [partial(call, one) for one in made]
 
 
-def all_contestants() -> Any:
-    """The contestants of the benchmark, and ndpool without each kernel."""
+def all_contestants(variants: tuple[str, ...]) -> Any:
+    """The contestants of the benchmark, and the variants of ndpool."""
     ready, missing = installed()
-    return (*ready, *(Without(kernel) for kernel in SELECTION)), missing
+    return (*ready, *map(Without, variants)), missing
 
 
-def start_worker(*setting: Any) -> None:
+def start_worker(variants: tuple[str, ...], *setting: Any) -> None:
     """A worker that knows all contestants."""
-    cuda.installed = lru_cache(1)(all_contestants)
+    cuda.installed = lru_cache(1)(partial(all_contestants, variants))
     _start(*setting)
 
 
 _start = cuda._start_worker
 
 
-def run(cases: tuple[Case, ...], plain: bool) -> dict[str, Any]:
-    """Times of the cases with all kernels, and without each that they use."""
-    cuda._start_worker = start_worker
-    names = ("PyTorch", *(f"without {kernel}" for kernel in SELECTION if not plain))
-    return cuda.run(cases, peers=names)
+def run(cases: tuple[Case, ...], variants: tuple[str, ...]) -> dict[str, Any]:
+    """Times of the cases with all kernels, and of those variants that make a difference to them."""
+    cuda._start_worker = partial(start_worker, variants)
+    names = (one if "=" in one else f"without {one}" for one in variants)
+    return cuda.run(cases, peers=("PyTorch", *names))
 
 
 def text(document: dict[str, Any]) -> str:
@@ -134,8 +140,8 @@ def text(document: dict[str, Any]) -> str:
     for row in rows(document):
         factors = ", ".join(f"{name} {row.over(name) or 0:.2f}" for name in row.times if name != "ndpool")
         lines.append(f"{row.share() or 0:5.0%}  {row.name:60} {factors}")
-    for kernel in SELECTION:
-        name = f"without {kernel}"
+    names = {name for row in rows(document) for name in row.times} - {"ndpool", "PyTorch"}
+    for name in sorted(names):
         found = sorted((row.over(name) or 0, row.name) for row in rows(document) if name in row.times)
         if found:
             mean = geometric_mean(factor for factor, _ in found)
@@ -169,6 +175,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("table", "windows", "random", "size"), nargs="+")
     parser.add_argument("--plain", action="store_true", help="time the cases only, next to PyTorch")
+    parser.add_argument(
+        "--variants",
+        nargs="+",
+        default=list(SELECTION),
+        help="kernels to leave out, or NAME=VALUE of tuning.py",
+    )
+    parser.add_argument("--case", nargs="+", default=[""], help="only cases whose names contain one of these")
     parser.add_argument("--number", type=int, default=100, help="of random cases (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=2, help="of random cases (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="keep the results, after each part")
@@ -179,7 +192,9 @@ def main() -> None:
             print(size())
             continue
         cases = {"table": CUDA_CASES, "windows": WINDOW_CASES}.get(what)
-        documents[what] = run(cases or cuda_random.draw(options.number, options.seed), options.plain)
+        cases = cases or cuda_random.draw(options.number, options.seed)
+        chosen = tuple(case for case in cases if any(part in case.name for part in options.case))
+        documents[what] = run(chosen, () if options.plain else tuple(options.variants))
         if options.json:
             options.json.write_text(json.dumps(documents, indent=1))
         print(text(documents[what]), flush=True)

@@ -143,7 +143,7 @@ CASES = [
     ("avg_pool3d", (1, 4, 4, 4, 8), (2,)),
     ("max_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
-    # Gradients by walks: volumes, strides, rows in several blocks.
+    # Gradients by runs: volumes, strides, rows in several blocks.
     ("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)),
     ("max_pool2d", (1, 2, 17, 19), ((15, 14), (2, 1), (7, 7))),
     ("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))),
@@ -577,12 +577,13 @@ def test_gradients_row_by_row(monkeypatch, name, sizes, last):
     ],
     ids=str,
 )
-def test_gradients_by_walks(monkeypatch, sizes, args, last):
+def test_gradients_by_runs(monkeypatch, sizes, args, last):
     """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share.
 
     Chunks of long axes, and one image at a time.
     """
-    monkeypatch.setattr(tuning, "WALK_OVERLAP", (2, 2))
+    for limit in ("SCAN_OVERLAP", "WALK_OVERLAP"):
+        monkeypatch.setattr(tuning, limit, 2)
     monkeypatch.setattr(tuning, "WALK_SCRATCH", 1)
     backward.backward.cache_clear()
     draw, n = torch.Generator().manual_seed(0), len(sizes)
@@ -599,7 +600,7 @@ def test_gradients_by_walks(monkeypatch, sizes, args, last):
     got, want = getattr(ndpool, name)(ours, *args), getattr(F, name)(theirs, *args)
     grad = torch.randint(-9, 9, want.shape, generator=draw).float()
     (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
-    assert ("backward", "walk") in names
+    assert ("backward", "walk" if last else "scan") in names
     assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
     backward.backward.cache_clear()
 

@@ -52,7 +52,8 @@ from ndpool._triton.launch import (
 from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool._triton.regions import region_backward
-from ndpool._triton.walk import walk_backward, walks
+from ndpool._triton.scan import scan_backward
+from ndpool._triton.walk import walk_backward
 from ndpool.geometry import AxisPlan, Plan
 
 
@@ -107,8 +108,12 @@ def backward(
         )
     if not scaled and (rows := rows_of_channels(three, layout)):
         return channels_backward(layout, rows, size, by, common)
-    if has_index and walks(three, layout, dtype.itemsize):
-        found = walk_backward(three, layout, dtype, size)
+    if has_index and _runs_are_long(three, layout, dtype):
+        found = (
+            walk_backward(three, layout, dtype, size)
+            if layout.channels
+            else scan_backward(three, layout, size)
+        )
         if found is not None:
             return found
     if has_index and _scatters(three, layout, size):
@@ -135,10 +140,20 @@ def backward(
     return _windows(three, layout, size, by, common, device)
 
 
+def _runs_are_long(axes: tuple[AxisPlan, ...], layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether windows overlap so much that sums of runs of them take less time than a gather."""
+    least = tuning.WALK_OVERLAP if layout.channels else tuning.SCAN_OVERLAP
+    double = dtype is torch.float64 and not layout.channels
+    return is_dense(axes) and not double and prod(map(max_overlap, axes)) >= least
+
+
 def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
     """Whether windows are so large that zeros and a scatter take less time than a gather."""
     dense, last = is_dense(axes), axes[2]
     overlaps = [max_overlap(a) for a in axes]
+    inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
+    if 8 < prod(overlaps) <= tuning.SHARED and prod(overlaps) * outs <= tuning.SCATTER_WORK * inputs:
+        return True
     # Gathers read full vectors of channels, unless channels are no multiple of a vector. Those of windows
     # that overlap much visit them one after the other.
     narrow = layout.channels and channel_vector(layout, itemsize) * itemsize < 8
@@ -148,7 +163,6 @@ def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool
     # Blocks of short rows and an odd stride are written element by element, in partial sectors.
     scalar = last.stride % 2 == 1 and last.size * itemsize < tuning.SHORT_ROW
     sparse = tuning.SPARSE // 2 if not layout.channels and (scalar or not dense) else tuning.SPARSE
-    inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
     return inputs >= (tuning.SPARSE // 4 if slow else sparse) * outs and prod(overlaps) <= (
         tuning.SHARED if slow else tuning.SHARED // 4
     )
@@ -452,7 +466,8 @@ def _scatter(
     n_lanes = n_planes * outs
     lanes = lanes_for(n_lanes, tuning.THREADS) if n_lanes >= tuning.FEW_LANES else 32
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
-    if packed(axes, layout) and plane * min(itemsize, 8) <= tuning.ZEROS and n_planes >= tuning.FEW_PLANES:
+    bytes_each, few = plane * min(itemsize, 8), n_planes < tuning.FEW_PLANES
+    if packed(axes, layout) and bytes_each <= (tuning.SMALL_PLANE if few else tuning.ZEROS):
         # Few enough planes that their zeros are still in the cache when the values are scattered.
         lanes = tuning.THREADS // 2 if itemsize < 4 and outs <= tuning.THREADS // 2 else tuning.THREADS
         planes = min(n_planes, next_power(-(-(2**10) // plane)), max(1, lanes // outs))

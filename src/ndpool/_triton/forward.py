@@ -21,7 +21,6 @@ from ndpool._triton.launch import (
     SQUARES,
     SUM,
     Launch,
-    axis_numbers,
     compute_type,
     divide_by,
     identity,
@@ -37,6 +36,7 @@ from ndpool._triton.launch import (
     tables,
     three_axes,
     whole_planes,
+    window_table,
 )
 from ndpool._triton.memory import BYTES, LIMIT, Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
@@ -265,27 +265,38 @@ def _windows(
     )
     if vec > 1:
         x_strides[0] = y_strides[0] = 1
+    kernels, steps, sizes = (
+        [*values] for values in zip(*((a.tap_range()[1], a.step, a.size) for a in axes), strict=True)
+    )
+    # Marks of taps along each axis: offsets in the window, or indices in the plane.
+    indices = common["KIND"] == INDEX64
+    _, n_h, n_w = sizes if indices else kernels
+    marks = (n_h * n_w * steps[0], n_w * steps[1], steps[2]) if indices else (n_h * n_w, n_w, 1)
     numbers: list[Any] = [
         *layout_numbers(n_lanes, n_c, last.out, layout, axes[1].out, axes[0].out),
         *x_strides,
         *y_strides,
         *(layout.plane_steps if per_plane else (0, 0, 0)),
+        axes[0].out,
+        axes[1].out,
+        *(a.out if a.starts is not None and a.starts.ndim == 2 else 0 for a in axes),
+        *(step * stride for step, stride in zip(steps, x_strides[3:], strict=True)),
+        kernels[2],
+        *marks,
+        *sizes[1:],
     ]
-    numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by, prod(a.kernel for a in axes)]
-    tabled = [not a.regular or (a.size > 1 and is_irregular(axes)) for a in axes]
+    numbers += [by, 1 / by, prod(a.kernel for a in axes)]
     constants = common | {
         "UNIT": vec,
         "VEC": vec,
         "LANES": lanes,
+        "PER_PLANE": per_plane,
         # Whether indices, also those of taps beside the input, need 64 bits.
-        "WIDE": prod(a.size + 2 * a.kernel * a.step for a in axes) > LIMIT and common["KIND"] == INDEX64,
-        # Comparisons have a longer latency than sums.
-        "UNROLL": 4 if common["OP"] == 2 else 8,
+        "WIDE": prod(a.size + 2 * a.kernel * a.step for a in axes) > LIMIT and indices,
+        "UNROLL": 4 if common["OP"] == SUM else 8,  # comparisons have a longer latency than sums
         "num_warps": lanes // 32,
     }
     # Tables of per-plane windows are used once.
-    make = tables.__wrapped__ if per_plane else tables
-    given = [
-        t for a, own in zip(axes, tabled, strict=True) for t in (make(a, device) if own else (None, None))
-    ]
+    make = window_table.__wrapped__ if per_plane else window_table
+    given = [make(a, device) for a in axes]
     return launcher(window_forward_kernel, grid, numbers, constants, given, itemsize < 16)

@@ -71,6 +71,28 @@ def tables(axis: AxisPlan, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(128)
+def window_table(axis: AxisPlan, device: torch.device) -> Tensor:
+    """One row per window in device memory: first input, number of taps, number of the first tap, divisor.
+
+    Taps are numbered from the first that lies inside the input in any window. A window without elements has
+    the first tap that would come next.
+    """
+    if axis.starts is not None and axis.counts is not None:
+        zeros = np.zeros_like(axis.starts)
+        found = np.stack([axis.starts, axis.counts, zeros, axis.counts], -1)
+    else:
+        front, kernel = axis.tap_range()
+        whole = axis.origin + axis.stride * np.arange(axis.out, dtype=np.int64)
+        first = whole + front * axis.step
+        lead = np.clip(-(first // axis.step), 0, kernel - 1)
+        start = first + lead * axis.step
+        taps = np.clip(-((start - axis.size) // axis.step), 0, kernel - lead) * (start >= 0)
+        low, high = (np.clip(-((whole - end) // axis.step), 0, axis.kernel) for end in axis.bounds)
+        found = np.stack([start, taps, lead, np.maximum(1, high - low)], -1)
+    return torch.from_numpy(found).to(torch.int64 if axis.size > LIMIT else torch.int32).to(device)
+
+
+@lru_cache(128)
 def containing(axis: AxisPlan, tabled: bool) -> tuple[Any, Any, int | None, int | None]:
     """Outputs that contain each input: tables of the first and of their number, then period and spacing.
 

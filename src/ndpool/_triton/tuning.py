@@ -35,14 +35,21 @@ CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by
 # Gradients of max pooling, scattered into zeros.
 SPARSE = 16  # inputs per output from which this pays; a half or a quarter where gathers are slow
 SHARED = 32  # windows that contain one input, up to which this pays where gathers are slow; else a quarter
+SCATTER_WORK = 1  # windows per input that scatters visit instead, up to which this pays for larger overlaps
 SHORT_ROW = 256  # bytes of a row
 ZEROS = 2**16  # bytes of a plane that one program fills with zeros
 FEW_PLANES = 512  # too few to fill the device
+SMALL_PLANE = 2**13  # bytes, up to which even few planes are filled so
 
-# Gradients of max pooling with overlapping windows, by walks along each axis.
-WALK_OVERLAP = 25, 16  # windows that contain one input, from which this pays; of half types
+# Gradients of max pooling with large overlapping windows, by scans of contiguous rows, or by walks.
+SCAN_OVERLAP = 49  # windows that contain one input, from which this pays
+WALK_OVERLAP = 25  # likewise in channels-last arrays
+SCAN_TAGS = 254  # rows of a window that one byte can number
+SCAN_COLUMNS = 128  # outputs of a row that a warp scans
+SCAN_PROGRAMS = 2112  # what a large device runs at a time
+WALK_STEP = 8  # outputs that a lane loads ahead
 WALK_LANES = 2**17  # that fill the device
-WALK_SCRATCH = 2**26  # bytes of sums that stay in the cache from one axis to the next
+WALK_SCRATCH = 2**24  # bytes of sums that stay in the cache from one axis to the next
 
 # Gradients of sums with stride 1: windows from which one axis is summed first.
 SUM_PASSES = 14, 20  # of contiguous rows, of half types

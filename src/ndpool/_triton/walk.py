@@ -1,4 +1,4 @@
-"""Max pooling with overlapping windows, backward: when and how the walk kernel runs, once per axis.
+"""Max pooling with overlapping windows in channels-last arrays, backward: the walk kernel, once per axis.
 
 Offsets must be those of the forward pass: the kernel relies on which elements windows share. With any other
 offsets the sums are meaningless, but no memory outside the arrays is touched. Called by `backward`.
@@ -16,17 +16,9 @@ from torch import Tensor
 
 from ndpool._triton import tuning
 from ndpool._triton.kernels.walk_backward import walk_backward_kernel
-from ndpool._triton.launch import Launch, Prepared, is_dense, launcher, magic, max_overlap
+from ndpool._triton.launch import Launch, Prepared, launcher, magic
 from ndpool._triton.memory import LIMIT, Layout
 from ndpool.geometry import AxisPlan
-
-
-def walks(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
-    """Whether windows overlap so much that walks take less time than a gather."""
-    if not is_dense(axes):
-        return False
-    least = tuning.WALK_OVERLAP[itemsize < 4]
-    return prod(map(max_overlap, axes)) >= (least // 2 if layout.channels else least)
 
 
 def _gapless(strides: tuple[int, ...], sizes: Sequence[int], channels: int) -> bool:
@@ -98,15 +90,13 @@ def _walk(axis: AxisPlan, memory: tuple[int, int, int, int], how: dict[str, Any]
     chunk = -(-axis.size // max(1, wanted) // 8) * 8
     chunks = -(-axis.size // chunk)
     numbers: list[Any] = [lanes, inner, magic(inner), axis.out, axis.size, chunk, chunks, src_lead, dst_lead]
-    units = ((1 if itemsize > 8 or n % 4 else 4) if inner == 1 else 0 for n in (axis.out, axis.size))
     constants = how | {
         "KERNEL": axis.kernel,
         "STRIDE": axis.stride,
         "PAD": -axis.origin,
-        "STEP": 8,
+        "STEP": tuning.WALK_STEP,
         "LANES": tuning.THREADS,
         "num_warps": tuning.THREADS // 32,
     }
-    constants |= dict(zip(("X_UNIT", "Y_UNIT"), units, strict=True))
     grid = -(-lanes // tuning.THREADS) * chunks
     return launcher(walk_backward_kernel, grid, numbers, constants, [], itemsize < 16)
