@@ -32,15 +32,12 @@ SELECTION: dict[str, tuple[tuple[str, str], ...]] = {
     "segment": (("forward", "_segments"),),
     "channels_last": (("forward", "rows_of_channels"), ("forward", "_few_lanes")),
     "plane": (("forward", "whole_planes"),),
-    "split rows": (("forward", "split_rows"),),
     "region": (("backward", "region_backward"),),
     "row": (("backward", "_rows"),),
     "scatter": (("backward", "_scatters"),),
     "runs": (("backward", "_runs_are_long"),),
     "block": (("backward", "_blocks"),),
     "plane backward": (("backward", "whole_planes"),),
-    "channels_last backward": (("backward", "rows_of_channels"),),
-    "split rows backward": (("backward", "split_rows"),),
 }
 
 

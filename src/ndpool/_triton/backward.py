@@ -19,7 +19,7 @@ from torch import Tensor
 from ndpool._plan import with_sizes
 from ndpool._triton import tuning
 from ndpool._triton.decompose import passes
-from ndpool._triton.forward import forward, is_irregular, split_rows, unpadded
+from ndpool._triton.forward import forward, is_irregular, unpadded
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.row_backward import row_backward_kernel
 from ndpool._triton.kernels.scatter_backward import scatter_backward_kernel
@@ -28,9 +28,9 @@ from ndpool._triton.launch import (
     SUM,
     Launch,
     Prepared,
-    axis_numbers,
     containing,
     divide_by,
+    input_table,
     is_dense,
     lanes_for,
     launcher,
@@ -44,13 +44,12 @@ from ndpool._triton.launch import (
     runs,
     simplified,
     sliced,
-    tables,
     three_axes,
-    transposed_tables,
     whole_planes,
+    window_table,
 )
 from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
-from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
+from ndpool._triton.planes import by_channels, plane_backward
 from ndpool._triton.regions import region_backward
 from ndpool._triton.scan import scan_backward
 from ndpool._triton.walk import walk_backward
@@ -106,8 +105,6 @@ def backward(
         return plane_backward(
             last.size, last.size * layout.sizes[1], layout.output_strides[1], size, by, common
         )
-    if not scaled and (rows := rows_of_channels(three, layout)):
-        return channels_backward(layout, rows, size, by, common)
     if has_index and _runs_are_long(three, layout, dtype):
         found = (
             walk_backward(three, layout, dtype, size)
@@ -126,16 +123,10 @@ def backward(
     if sums and not (is_dense(three) and prod(a.stride for a in three) < 16):
         found = region_backward(three, layout, size, by, common, device)
     if found is None and is_dense(three):
-        rows_only = (
-            split_rows(plan, axes, memory, written=True) if prod(memory[0]) >= tuning.LARGE_RESULT else None
-        )
-        rows_, rows_layout = rows_only or (three, layout)
-        found = _blocks(rows_, rows_layout, size, by, common | layout_constants(rows_layout))
+        found = _blocks(three, layout, size, by, common)
     if found is not None:
         return found
-    # The gradient of a sum is the same for all rows of a run, which the window kernel also exploits.
-    rows = has_index or (not layout.channels and widest(size, last.size, *layout.input_strides[1:5]) == 1)
-    if rows and unpadded(three) and max(max_overlap(three[0]), max_overlap(last)) <= 2:
+    if unpadded(three) and max(max_overlap(three[0]), max_overlap(last)) <= 2:
         return _rows(three, layout, size, by, common, device)
     return _windows(three, layout, size, by, common, device)
 
@@ -378,7 +369,7 @@ def _rows(
         "LANES": lanes,
         "num_warps": min(4, lanes // 32),
     }
-    given = [t for a in axes for t in (*tables(a, device), *transposed_tables(a, True, device))] + [bounds]
+    given = [t for a in axes for t in (window_table(a, device), input_table(a, device)[0])] + [bounds]
     return launcher(row_backward_kernel, blocks * groups, numbers, constants, given, itemsize < 16)
 
 
@@ -400,57 +391,50 @@ def _windows(
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch:
-    last = axes[2]
+    d, h, last = axes
     vec, x_unit, y_unit, columns = _inputs(last, layout, itemsize)
-    rows = axes[0].size * axes[1].size
-    overlap = prod(map(max_overlap, axes))
+    rows = d.size * h.size
     # Where few inputs have many windows each, every thread takes one input.
-    few = common["HAS_INDEX"] and overlap > 8
+    few = common["HAS_INDEX"] and prod(map(max_overlap, axes)) > 8
     if few and columns and prod(layout.sizes) * rows * (last.size // vec) < tuning.SATURATED:
         vec = x_unit = 1
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
     lanes = lanes_for(n_lanes, tuning.THREADS)
-    bounds = runs(axes[1], device)
-    if common["HAS_INDEX"]:
-        # Gradients of max pooling differ from row to row; rows share only the work on the last axis.
-        step = 1 if few and n_lanes * rows < 8 * tuning.SATURATED else 8
-        bounds = torch.arange(0, axes[1].size + step, step, dtype=torch.int32, device=device)
-        bounds.clamp_(max=axes[1].size)
-    n_runs = len(bounds) - 1
-    grid = -(-n_lanes // lanes) * axes[0].size * n_runs
+    # Rows share the work on the last axis, if there are enough of them.
+    each = 8 if n_lanes * rows >= 8 * tuning.SATURATED else 1
+    strips = -(-h.size // each)
+    grid = -(-n_lanes // lanes) * d.size * strips
     x_strides, y_strides = (
         [s // x_unit for s in layout.input_strides],
         [s // y_unit for s in layout.output_strides],
     )
     if not columns and vec > 1:
         x_strides[0] = y_strides[0] = 1
-    most, tabled = overlap_of(last, axes), is_irregular(axes)
-    common = common | {"DILATED": any(a.step > 1 for a in axes)}
-    given: list[Any] = []
-    for a in axes:
-        own = tables(a, device) if tabled or not a.regular else (None, None)
-        given += [*own, *transposed_tables(a, tabled, device)]
+    irregular = not all(a.regular for a in axes)
+    tables_, numbers_ = zip(*(input_table(a, device) for a in axes), strict=True)
+    windows = (window_table(a, device) for a in axes)
+    given = [*tables_, *optional(irregular or common["DIVIDE"] == 2, *windows)]
     numbers: list[Any] = [
-        *layout_numbers(n_lanes, n_c, n_w, layout, n_runs, axes[0].size),
+        *layout_numbers(n_lanes, n_c, n_w, layout, strips, d.size),
         *x_strides,
         *y_strides,
+        *(d.size, h.size, h.tap_range()[1], last.tap_range()[1]),
+        *(n for each_axis in zip(*numbers_, strict=True) for n in each_axis),
+        *(overlap_of(last, axes), strips, each, by, 1 / by),
     ]
-    numbers += [n for a in axes for n in (*axis_numbers(a), *containing(a, tabled)[2:])]
-    fewer = last.stride * (containing(last, tabled)[3] or 1) // last.step
-    numbers += [most, fewer, n_runs, by, 1 / by]
     constants = common | {
-        "OVERLAP": min(most, 2),
         "COLUMNS": columns,
-        "ONE_WINDOW": columns and one_window(last, vec),
         "X_UNIT": x_unit,
         "Y_UNIT": y_unit,
         "VEC": vec,
         "LANES": lanes,
+        "IRREGULAR": irregular,
+        "DILATED": any(a.step > 1 for a in axes),
         "num_warps": lanes // 32,
     }
-    return launcher(window_backward_kernel, grid, numbers, constants, [*given, bounds], itemsize < 16)
+    return launcher(window_backward_kernel, grid, numbers, constants, given, itemsize < 16)
 
 
 def _scatter(
@@ -479,16 +463,16 @@ def _scatter(
         *layout.input_strides,
         *layout.output_strides,
     ]
-    tabled = is_irregular(axes)
     given: list[Tensor | None] = []
     for a in axes:
-        numbers += [*axis_numbers(a)[:6], *containing(a, tabled)[2:]]
-        starts = tables(a, device)[0] if tabled or not a.regular else None
-        given += [starts, *transposed_tables(a, tabled, device)]
+        table, steps = input_table(a, device)
+        numbers += [a.size, a.out, a.tap_range()[1], *steps]
+        given += [window_table(a, device), table]
     constants = {key: common[key] for key in ("COMPUTE", "INT64", "CHANNELS", "LEADS")} | {
         "VEC": vec,
         "EDGES": vec > 0 and zeros_each % vec > 0,
         "ONCE": lanes_each <= lanes,
+        "IRREGULAR": not all(a.regular for a in axes),
         "DILATED": any(a.step > 1 for a in axes),
         "LANES": lanes,
         "num_warps": lanes // 32,

@@ -6,9 +6,7 @@ planes to `planes`. Called by the CUDA part of the PyTorch framework, which cach
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -96,12 +94,7 @@ def forward(
         if found is not None:
             return found
     if is_dense(three):
-        # Indices need the row in the plane; single bytes are too little work for a thread with one row.
-        rows_only = split_rows(plan, axes, memory) if kind != INDEX64 and size > 1 else None
-        rows_, rows_layout = rows_only or (three, layout)
-        found = strip(
-            rows_, rows_layout, size, by, common | layout_constants(rows_layout) | {"DIVIDE": divide}
-        )
+        found = strip(three, layout, size, by, common | {"DIVIDE": divide})
         if found is not None:
             return found
     if unpadded(three):
@@ -117,42 +110,6 @@ def _few_lanes(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> boo
         return False
     lanes = prod(layout.sizes) // channel_vector(layout, itemsize) * prod(a.out for a in axes)
     return lanes < tuning.FEW_LANES and prod(a.kernel for a in axes) >= 64
-
-
-def split_rows(
-    plan: Plan, axes: tuple[int, ...], memory: Iterable[tuple[int, ...]], *, written: bool = False
-) -> tuple[tuple[AxisPlan, ...], Layout] | None:
-    """Treat every row of windows as a plane of its own, so that lanes follow memory, or None.
-
-    Rows must be disjoint and, if `written`, cover the input. In small problems rows that are only read may
-    overlap or leave input out. `memory`: shape and strides of the input, then of the output.
-    """
-    shape, stride, out_shape, out_stride = memory
-    *outer, last = zip(plan.axes, axes, strict=True)
-    few = len(outer) == 1 and prod(out_shape) < 2 * tuning.SATURATED and not written
-    for p, _ in outer:
-        used = p.end + (p.stride - p.kernel if written else 0)
-        shared = p.kernel > p.stride and not (few and p.stride > 1)
-        if shared or p.origin or used > p.size or (written and used < p.size):
-            return None
-    if not outer:
-        return None
-    leads = [(n, stride[a], out_shape[a], out_stride[a]) for a, n in enumerate(shape) if a not in axes]
-    leads += [(p.out, p.stride * stride[a], p.out, out_stride[a]) for p, a in outer]
-    leads.sort(key=itemgetter(1), reverse=True)
-    rows = [
-        AxisPlan(n, 1, p.kernel, p.stride, 1, 0, (0, n))
-        for p, _ in outer
-        for n in [p.stride if written else p.kernel]
-    ]
-    inner = [(row.size, stride[a], 1, 0) for row, (_, a) in zip(rows, outer, strict=True)]
-    axis, a = last
-    inner.append((shape[a], stride[a], out_shape[a], out_stride[a]))
-    layout = layout_of(range(len(leads), len(leads) + len(inner)), *zip(*leads, *inner, strict=True))
-    if layout is None:
-        return None
-    # Always two leading axes: whether they merge depends on sizes, which must not choose another kernel.
-    return three_axes(Plan([*rows, axis])), layout._replace(leads=2)
 
 
 def segment_shape(

@@ -43,7 +43,6 @@ SIZES = [
 SIZES += ["y_c", "y_1", "y_2", "y_d", "y_h", "y_w", "divisor", "inverse"]
 AXIS = ["size", "out", "kernel", "stride", "step", "origin", "full", "front", "lo", "hi"]
 AXES = [f"{name}_{axis}" for axis in "dhw" for name in AXIS]
-TRANSPOSED = [f"{name}_{axis}" for axis in "dhw" for name in ("period", "spacing")]
 
 
 @triton.jit
