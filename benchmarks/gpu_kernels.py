@@ -76,7 +76,6 @@ class Without(Contestant):
         fresh = {
             (self.cuda, "backward"): lru_cache(1024)(self.modules["backward"].backward.__wrapped__),
             (self.cuda, "_launched"): lru_cache(1024)(self.cuda._launched.__wrapped__),
-            (self.cuda, "_norm_launch"): lru_cache(1024)(self.cuda._norm_launch.__wrapped__),
         }
         new = self.replaced | fresh
         old = {(module, name): getattr(module, name) for module, name in new}

@@ -16,7 +16,6 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from ndpool._plan import with_sizes
 from ndpool._triton import tuning
 from ndpool._triton.decompose import passes
 from ndpool._triton.forward import forward, is_irregular, unpadded
@@ -43,7 +42,6 @@ from ndpool._triton.launch import (
     packed,
     runs,
     simplified,
-    sliced,
     three_axes,
     whole_planes,
     window_table,
@@ -115,10 +113,17 @@ def backward(
             return found
     if has_index and _scatters(three, layout, size):
         return _scatter(three, layout, size, common, device)
+    same = arrays._replace(**dict(zip(Arrays._fields, memory, strict=False)))
     if ones:
-        shapes = dict(zip(Arrays._fields, memory, strict=False))
-        return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by, scaled)
+        return _over_transposed(plan, axes, same, divides, by, scaled)
     found = None
+    overlap = prod(map(max_overlap, three))
+    if not (has_index or scaled or divide == 2) and is_dense(three) and overlap >= tuning.SUM_OVERLAP:
+        *above, along = _transposed(plan).axes
+        if above and along.kernel > 1 and overlap > along.kernel:
+            found = _in_two_passes((Plan(above), Plan([along])), axes, same, divides, by, scaled)
+        if found is not None:
+            return found
     sums = not has_index and not scaled and unpadded(three)
     if sums and not (is_dense(three) and prod(a.stride for a in three) < 16):
         found = region_backward(three, layout, size, by, common, device)
@@ -195,38 +200,26 @@ def _over_transposed(
             run(grad, result, offsets if scaled else result)
 
         return launch
-    wide = torch.promote_types(arrays.dtype, torch.float32)
-    between = with_sizes(out_shape, axes[-1:], (shape[axes[-1]],))
-    if 0 in axes:
-        return _in_two_passes(parts, axes, swapped, between, wide, divides, by, scaled)
-
-    def make(n: int) -> Launch | None:
-        fewer = swapped._replace(shape=(n, *out_shape[1:]), out_shape=(n, *shape[1:]))
-        return _in_two_passes(parts, axes, fewer, (n, *between[1:]), wide, divides, by, scaled)
-
-    pitches = (s[0] * arrays.dtype.itemsize for s in (stride, out_stride))
-    return sliced(shape[0], prod(between[1:]) * wide.itemsize, pitches, make)
+    return _in_two_passes(parts, axes, arrays, divides, by, scaled)
 
 
 def _in_two_passes(
-    parts: tuple[Plan, Plan],
-    axes: tuple[int, ...],
-    arrays: Arrays,
-    between: tuple[int, ...],
-    wide: torch.dtype,
-    divides: bool,
-    by: int,
-    scaled: bool,
+    parts: tuple[Plan, Plan], axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: bool
 ) -> Launch | None:
-    """Sums along the last axis, of shape `between` and type `wide`, then along the others."""
+    """Sums over the transposed plan along the last axis, then along the others."""
     down, along = parts
-    order = sorted(range(len(between)), key=lambda a: (arrays.out_stride[a], -a))
-    steps = [0] * len(between)
+    shape, stride, out_shape, out_stride = arrays[:4]
+    swapped = arrays._replace(shape=out_shape, stride=out_stride, out_shape=shape, out_stride=stride)
+    between = list(out_shape)
+    between[axes[-1]] = shape[axes[-1]]
+    wide = torch.promote_types(arrays.dtype, torch.float32)
+    order = sorted(range(len(shape)), key=lambda a: (stride[a], -a))
+    steps = [0] * len(shape)
     for a, n in zip(order, [1, *accumulate((between[a] for a in order[:-1]), mul)], strict=True):
         steps[a] = n
-    middle = (between, tuple(steps))
-    rows = arrays._replace(out_shape=middle[0], out_stride=middle[1], result=wide)
-    columns = arrays._replace(shape=middle[0], stride=middle[1], dtype=wide)
+    middle = (tuple(between), tuple(steps))
+    rows = swapped._replace(out_shape=middle[0], out_stride=middle[1], result=wide)
+    columns = swapped._replace(shape=middle[0], stride=middle[1], dtype=wide)
     first = forward(along, axes[-1:], rows, SUM, 0, False, 0)
     second = forward(down, axes[:-1], columns, SUM, 0, divides, by, scaled)
     if first is None or second is None:
@@ -235,12 +228,12 @@ def _in_two_passes(
         if isinstance(part, Prepared):
             part.direction = "backward"
 
-    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+    def launch_both(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
         sums = torch.empty_strided(*middle, dtype=wide, device=grad.device)
         first(grad, sums, sums)
         second(sums, result, offsets if scaled else result)
 
-    return launch
+    return launch_both
 
 
 def _outputs_of_block(axis: AxisPlan) -> tuple[int, int]:

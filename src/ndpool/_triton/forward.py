@@ -97,7 +97,7 @@ def forward(
         found = strip(three, layout, size, by, common | {"DIVIDE": divide})
         if found is not None:
             return found
-    if unpadded(three):
+    if unpadded(three) and prod(a.kernel for a in three) >= tuning.SEGMENT_TAPS:
         found = _segments(three, layout, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
@@ -151,7 +151,10 @@ def _segments(
     if layout.channels or layout.input_strides[5] != 1:
         return None
     n_planes = layout.sizes[1] * layout.sizes[2]
-    n_windows, least = n_planes * last.out, int(last.windows()[1].min())
+    n_windows, least = n_planes * last.out, min(int(a.windows()[1].min()) for a in axes)
+    if not least:
+        return None
+    least = int(last.windows()[1].min())
     # Full vectors are loaded: the last one must not reach past the input.
     single = d.size == h.size == 1
     how = (single, common["KIND"] != 0, d.out * h.out * n_windows)

@@ -5,7 +5,7 @@ Sizes are run-time arguments: a new size does not compile a new kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -18,7 +18,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool import _record
-from ndpool._triton import tuning
 from ndpool._triton.driver import starter
 from ndpool._triton.kernels.indexing import USE_PDL
 from ndpool._triton.memory import LIMIT, Layout
@@ -339,30 +338,6 @@ def launcher(
 ) -> Prepared:
     """Bind a kernel to its grid, tables and numbers; on aligned arrays the compiled kernel is reused."""
     return Prepared(kernel, grid, (*tables, *numbers), constants, aligned)
-
-
-def sliced(
-    n: int, bytes_each: int, pitches: Iterable[int], make: Callable[[int], Launch | None]
-) -> Launch | None:
-    """A launcher for the first axis of all its arrays, in slices small enough to stay in the cache.
-
-    Of n entries, what one kernel leaves to the next takes `bytes_each`. `make` gives the launcher of so many
-    entries. Slices must be aligned: `pitches` are bytes from one entry to the next.
-    """
-    n_slices = -(-n * bytes_each // tuning.CACHED)
-    each = -(-n // max(1, n_slices))
-    if each == n or any(pitch % 16 for pitch in pitches):
-        return make(n)
-    whole, rest = make(each), make(n % each) if n % each else None
-    if whole is None:
-        return None
-
-    def launch(*arrays: Tensor) -> None:
-        for at in range(0, n, each):
-            run = whole if at + each <= n else rest
-            run(*(array.narrow(0, at, min(each, n - at)) for array in arrays))  # type: ignore[misc]
-
-    return launch
 
 
 def lanes_for(n_lanes: int, most: int) -> int:

@@ -10,8 +10,6 @@ FEW_LANES = 2**16  # too few to fill it
 LARGE_RESULT = 2**24  # elements of a gradient from which the device is busy even if every thread writes few
 PROGRAMS = 2112  # that fill a large device
 
-CACHED = 2**25  # bytes that stay in the cache from one kernel to the next
-
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
@@ -19,6 +17,7 @@ NORM_TAPS = 256  # likewise, of norms: more are left to powers, an average and r
 NORM_PASSES = 4  # strides by which windows of a norm overlap, from which its axes are pooled one by one
 
 # Segments of contiguous rows.
+SEGMENT_TAPS = 1  # taps of an irregular window from which segments are faster than single windows
 VECTOR_TAPS = 65  # taps of a regular window from which segments are faster than strips
 LONG_ROW = 64  # taps of a window's row from which more threads share it
 
@@ -55,6 +54,7 @@ WALK_SCRATCH = 2**24  # bytes of sums that stay in the cache from one axis to th
 SUM_PASSES = 14, 20  # of contiguous rows, of half types
 SUM_PASSES_SCALED = 10  # of norms
 SUM_PASSES_CHANNELS = 8
+SUM_OVERLAP = 25  # windows that contain one input, from which one axis is summed first for any stride
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number

@@ -24,7 +24,7 @@ from ndpool._triton import scatter, tuning
 from ndpool._triton.backward import backward
 from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
-from ndpool._triton.launch import MAX, all_of, merged, sliced, tables
+from ndpool._triton.launch import MAX, all_of, merged, tables
 from ndpool._triton.memory import Arrays
 from ndpool._triton.norms import norm_quotient
 from ndpool._triton.planes import by_channels
@@ -380,43 +380,15 @@ def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, las
 
     `call` is the sum or average inside the norm.
     """
-    x, grad = materialized(x), materialized(grad)
-    result = empty(x, x.shape, y.dtype, last, len(call.axes))
+    x, shares = materialized(x), norm_quotient(materialized(grad), y, taps)
+    result = empty(x, x.shape, shares.dtype, last, len(call.axes))
     fits = result.numel() and x.stride() == result.stride() and x.dtype is result.dtype
-    fits = fits and torch.empty_like(y).stride() == y.stride()  # the layout of the quotients
-    if fits and not (x.data_ptr() | result.data_ptr()) % 16:
-        run = _norm_launch(
-            call, taps, Arrays(x.shape, x.stride(), y.shape, y.stride(), x.dtype, y.dtype, x.device, True)
-        )
+    if fits and (x.data_ptr() | shares.data_ptr() | result.data_ptr()) % 16 == 0:
+        run = backward_launch(call, shares, result, has_index=False, aligned=True, scaled=True)
         if run is not None:
-            _on_device(run, grad, y, x, result)
+            _on_device(run, shares, x, result)
             return result
-    return _backward(call, norm_quotient(grad, y, taps), None, last).mul_(x)
-
-
-@lru_cache(1024)
-def _norm_launch(call: Call, taps: int, arrays: Arrays) -> Any:
-    """The kernels of the gradient of a norm, in slices; None where none of them multiplies by the input."""
-    shape, _, outs, out_stride = arrays[:4]
-    size = arrays.dtype.itemsize
-
-    def make(n: int) -> Any:
-        fewer = arrays._replace(shape=(n, *shape[1:]), out_shape=(n, *outs[1:]))
-        how = (False, call.reduction.divides, call.divisor, True)
-        gathered = backward(call.plan, call.axes, fewer, *how)
-        if gathered is None:
-            return None
-        run: Any = gathered
-
-        def launch(grad: Tensor, y: Tensor, x: Tensor, result: Tensor) -> None:
-            run(norm_quotient(grad, y, taps), x, result)
-
-        return launch
-
-    if 0 in call.axes:
-        return make(shape[0])
-    pitches = (steps[0] * size for steps in (arrays.stride, out_stride))
-    return sliced(shape[0], prod(outs[1:]) * size, pitches, make)
+    return _backward(call, shares, None, last).mul_(x)
 
 
 def gather(call: Call, x: Tensor, offsets: Tensor, last: bool) -> Tensor:
