@@ -132,6 +132,8 @@ CASES = [
     # Gradients scattered into zeros: dilated windows, and short rows with an odd stride.
     ("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)),
     ("max_pool2d", (2, 2, 9, 12), (3,)),
+    ("max_pool2d", (2, 4, 13, 14), (9, 3, 4)),
+    ("max_pool3d", (1, 2, 9, 8, 11), (5, 2, 2)),
     ("avg_pool2d", (2, 4, 6, 8), (2,)),
     ("avg_pool2d", (1, 4, 6, 8), (3, 1, 1)),
     # Rows that are not aligned.

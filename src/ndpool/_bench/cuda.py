@@ -32,6 +32,7 @@ FORMAT = "ndpool bench cuda 1"
 ALL_CASES = (*CUDA_CASES, *CASES)
 _SMALL = 2**23  # bytes below which host time is reported too
 _SLOW = 0.02  # seconds
+_TOGETHER = 98  # cases that are compiled, then timed
 
 
 class Effort(NamedTuple):
@@ -68,12 +69,18 @@ def run(
         names = None if peers is None else ("ndpool", *peers)
         setting = (lock.name, copy_speed(), QUICK if quick else FULL, names)
         with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, setting) as pool:
-            # Compiled kernels are kept on disk, where the process that times them finds them.
-            list(pool.map(_compile, [cases[i] for i in order]))
-            for i, result in zip(order, pool.map(_work, [cases[i] for i in order]), strict=True):
-                results[i] = result
-                if progress:
-                    progress(len(results), len(cases), cases[i].name)
+            try:
+                for start in range(0, len(order), _TOGETHER):
+                    part = order[start : start + _TOGETHER]
+                    chosen = [cases[i] for i in part]
+                    # Compiled kernels are kept on disk, where the process that times them finds them.
+                    list(pool.map(_compile, chosen))
+                    for i, result in zip(part, pool.map(_work, chosen), strict=True):
+                        results[i] = result
+                        if progress:
+                            progress(len(results), len(cases), cases[i].name)
+            except KeyboardInterrupt:  # what was measured so far is reported
+                pool.shutdown(cancel_futures=True)
     ready, missing = installed()
     ready = tuple(one for one in ready if names is None or one.name in names)
     return {
@@ -85,7 +92,7 @@ def run(
         "copy": copy_speed(),
         "versions": {one.name: one.version() for one in ready},
         "missing": missing,
-        "results": [results[i] for i in range(len(cases))],
+        "results": [results[i] for i in sorted(results)],
     }
 
 

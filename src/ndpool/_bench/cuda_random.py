@@ -1,7 +1,7 @@
 """Random cases for a CUDA device: `ndpool bench --device cuda --random N --seed S`.
 
 The cases of `cuda_cases` are layers of known networks; these are arbitrary. `draw` gives the cases, `run`
-times each next to PyTorch, and every fourth next to `torch.compile`; `text` reports means and the slowest
+times each next to PyTorch, and every sixth next to `torch.compile`; `text` reports means and the slowest
 cases.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["draw", "failures", "run", "text"]
 _FAMILIES = ("max_pool", "max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
 _LARGEST = 2**26  # elements of an input or an output
 _SMALL = 2**18  # elements of an input below which a call is mostly a launch; most of them are left out
-_COMPILED = 4  # one case of so many is compiled, which takes much longer than everything else
+_COMPILED = 6  # one case of so many is compiled, which takes much longer than everything else
 _WORST = 10
 
 

@@ -103,6 +103,8 @@ def backward(
         return plane_backward(
             last.size, last.size * layout.sizes[1], layout.output_strides[1], size, by, common
         )
+    if has_index and _scatters(three, layout, size):
+        return _scatter(three, layout, size, common, device)
     if has_index and _runs_are_long(three, layout, dtype):
         found = (
             walk_backward(three, layout, dtype, size)
@@ -111,16 +113,14 @@ def backward(
         )
         if found is not None:
             return found
-    if has_index and _scatters(three, layout, size):
-        return _scatter(three, layout, size, common, device)
     same = arrays._replace(**dict(zip(Arrays._fields, memory, strict=False)))
     if ones:
         return _over_transposed(plan, axes, same, divides, by, scaled)
     found = None
-    overlap = prod(map(max_overlap, three))
-    if not (has_index or scaled or divide == 2) and is_dense(three) and overlap >= tuning.SUM_OVERLAP:
+    if not (has_index or scaled or divide == 2) and is_dense(three) and channel_vector(layout, size) > 1:
         *above, along = _transposed(plan).axes
-        if above and along.kernel > 1 and overlap > along.kernel:
+        overlap = prod(map(max_overlap, three))
+        if above and overlap > along.kernel > 1 and overlap >= tuning.SUM_OVERLAP[size < 4]:
             found = _in_two_passes((Plan(above), Plan([along])), axes, same, divides, by, scaled)
         if found is not None:
             return found
@@ -148,8 +148,10 @@ def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool
     dense, last = is_dense(axes), axes[2]
     overlaps = [max_overlap(a) for a in axes]
     inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
-    if 8 < prod(overlaps) <= tuning.SHARED and prod(overlaps) * outs <= tuning.SCATTER_WORK * inputs:
-        return True
+    # Gathers visit all windows that contain an input, scatters all that share an input with an output.
+    large = prod(overlaps) >= 16 or last.stride % 2 == 1 or (layout.channels and itemsize < 4)
+    if dense and large and 8 < prod(overlaps) <= tuning.SHARED:
+        return prod(overlaps) * outs <= tuning.SCATTER_WORK[axes[0].size > 1] * inputs
     # Gathers read full vectors of channels, unless channels are no multiple of a vector. Those of windows
     # that overlap much visit them one after the other.
     narrow = layout.channels and channel_vector(layout, itemsize) * itemsize < 8

@@ -34,7 +34,10 @@ CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by
 # Gradients of max pooling, scattered into zeros.
 SPARSE = 16  # inputs per output from which this pays; a half or a quarter where gathers are slow
 SHARED = 32  # windows that contain one input, up to which this pays where gathers are slow; else a quarter
-SCATTER_WORK = 1  # windows per input that scatters visit instead, up to which this pays for larger overlaps
+SCATTER_WORK = (
+    1.3,
+    4,
+)  # windows per input that it visits, up to which this pays for larger overlaps; in volumes
 SHORT_ROW = 256  # bytes of a row
 ZEROS = 2**16  # bytes of a plane that one program fills with zeros
 FEW_PLANES = 512  # too few to fill the device
@@ -54,7 +57,7 @@ WALK_SCRATCH = 2**24  # bytes of sums that stay in the cache from one axis to th
 SUM_PASSES = 14, 20  # of contiguous rows, of half types
 SUM_PASSES_SCALED = 10  # of norms
 SUM_PASSES_CHANNELS = 8
-SUM_OVERLAP = 25  # windows that contain one input, from which one axis is summed first for any stride
+SUM_OVERLAP = 36, 16  # windows that contain one input, from which this holds for any stride of channels
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number
