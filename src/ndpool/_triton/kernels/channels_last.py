@@ -1,8 +1,8 @@
 """Windows without padding or dilation in channels-last arrays.
 
-A program reduces a block of channels over one window, many positions at a time. Where there are too
-few windows, these are cut, and a second launch of the same kernel merges the pieces; the first one stores
-values and, for max, offsets. All sizes are run-time arguments.
+A program reduces a block of channels over one window, many positions at a time. Where there are too few
+windows, these are cut, and a second launch of the same kernel merges the pieces; the first one stores values
+and, for max, offsets. All sizes are run-time arguments.
 """
 
 import triton

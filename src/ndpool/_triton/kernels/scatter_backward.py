@@ -1,6 +1,7 @@
 """Backward of max pooling with windows so large that most gradients are zero: zeros, then a scatter.
 
-If planes are contiguous and not too large, a program first writes the zeros of its own planes.
+If planes are contiguous and not too large, a program first writes the zeros of its own planes. Stays for
+adaptive max pooling of 61x53 to 6, 1.8 to 2 times as fast as `row_backward`.
 """
 
 import triton
