@@ -207,6 +207,7 @@ KINDS = [
         (("max_pool2d", (1, 4, 6, 8), (11, 1, 5)), ("channels_last",)),
         (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (2, 4, 7, 7), (1,)), LAYOUTS[:2]),
+        (("adaptive_max_pool2d", (1, 3, 5, 7), (1,)), ("contiguous",)),
         (("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)), ("channels_last",)),
         (("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)), ("contiguous",)),
         (("adaptive_max_pool2d", (1, 4, 11, 13), (2,)), ("contiguous",)),

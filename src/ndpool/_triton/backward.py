@@ -105,12 +105,9 @@ def backward(
         )
     if has_index and _scatters(three, layout, size):
         return _scatter(three, layout, size, common, device)
-    if has_index and _runs_are_long(three, layout, dtype):
-        found = (
-            walk_backward(three, layout, dtype, size)
-            if layout.channels
-            else scan_backward(three, layout, size)
-        )
+    if has_index and _runs_are_long(three, layout, dtype, size, common):
+        walks = layout.channels
+        found = walk_backward(three, layout, dtype, size) if walks else scan_backward(three, layout, size)
         if found is not None:
             return found
     same = arrays._replace(**dict(zip(Arrays._fields, memory, strict=False)))
@@ -120,7 +117,7 @@ def backward(
     if not (has_index or scaled or divide == 2) and is_dense(three) and channel_vector(layout, size) > 1:
         *above, along = _transposed(plan).axes
         overlap = prod(map(max_overlap, three))
-        if above and overlap > along.kernel > 1 and overlap >= tuning.SUM_OVERLAP[size < 4]:
+        if above and overlap > along.kernel > 1 and overlap >= tuning.SUM_OVERLAP:
             found = _in_two_passes((Plan(above), Plan([along])), axes, same, divides, by, scaled)
         if found is not None:
             return found
@@ -136,11 +133,18 @@ def backward(
     return _windows(three, layout, size, by, common, device)
 
 
-def _runs_are_long(axes: tuple[AxisPlan, ...], layout: Layout, dtype: torch.dtype) -> bool:
+def _runs_are_long(
+    axes: tuple[AxisPlan, ...], layout: Layout, dtype: torch.dtype, itemsize: int, common: dict[str, Any]
+) -> bool:
     """Whether windows overlap so much that sums of runs of them take less time than a gather."""
-    least = tuning.WALK_OVERLAP if layout.channels else tuning.SCAN_OVERLAP
-    double = dtype is torch.float64 and not layout.channels
-    return is_dense(axes) and not double and prod(map(max_overlap, axes)) >= least
+    overlap = prod(map(max_overlap, axes))
+    if not is_dense(axes) or (dtype is torch.float64 and not layout.channels):
+        return False
+    if not layout.channels:
+        return overlap >= tuning.SCAN_OVERLAP
+    if overlap >= tuning.WALK_OVERLAP:
+        return True
+    return overlap >= tuning.WALK_UNBLOCKED and _blocks(axes, layout, itemsize, 1, common) is None
 
 
 def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
@@ -149,9 +153,8 @@ def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool
     overlaps = [max_overlap(a) for a in axes]
     inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
     # Gathers visit all windows that contain an input, scatters all that share an input with an output.
-    large = prod(overlaps) >= 16 or last.stride % 2 == 1 or (layout.channels and itemsize < 4)
-    if dense and large and 8 < prod(overlaps) <= tuning.SHARED:
-        return prod(overlaps) * outs <= tuning.SCATTER_WORK[axes[0].size > 1] * inputs
+    if dense and axes[0].size > 1 and 8 < prod(overlaps) <= tuning.SHARED:
+        return prod(overlaps) * outs <= tuning.SCATTER_WORK * inputs
     # Gathers read full vectors of channels, unless channels are no multiple of a vector. Those of windows
     # that overlap much visit them one after the other.
     narrow = layout.channels and channel_vector(layout, itemsize) * itemsize < 8
@@ -446,7 +449,7 @@ def _scatter(
     lanes = lanes_for(n_lanes, tuning.THREADS) if n_lanes >= tuning.FEW_LANES else 32
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
     bytes_each, few = plane * min(itemsize, 8), n_planes < tuning.FEW_PLANES
-    if packed(axes, layout) and bytes_each <= (tuning.SMALL_PLANE if few else tuning.ZEROS):
+    if packed(axes, layout) and bytes_each <= (tuning.FEW_ZEROS if few else tuning.ZEROS):
         # Few enough planes that their zeros are still in the cache when the values are scattered.
         lanes = tuning.THREADS // 2 if itemsize < 4 and outs <= tuning.THREADS // 2 else tuning.THREADS
         planes = min(n_planes, next_power(-(-(2**10) // plane)), max(1, lanes // outs))
