@@ -47,7 +47,7 @@ from ndpool._triton.launch import (
     window_table,
 )
 from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
-from ndpool._triton.planes import by_channels, plane_backward
+from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool._triton.regions import region_backward
 from ndpool._triton.scan import scan_backward
 from ndpool._triton.walk import walk_backward
@@ -103,6 +103,8 @@ def backward(
         return plane_backward(
             last.size, last.size * layout.sizes[1], layout.output_strides[1], size, by, common
         )
+    if not scaled and (rows := rows_of_channels(three, layout)):
+        return channels_backward(layout, rows, size, by, common)
     if has_index and _scatters(three, layout, size):
         return _scatter(three, layout, size, common, device)
     if has_index and _runs_are_long(three, layout, dtype, size, common):

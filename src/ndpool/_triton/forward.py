@@ -251,6 +251,7 @@ def _windows(
         "VEC": vec,
         "LANES": lanes,
         "PER_PLANE": per_plane,
+        "FLAT": kernels[2] <= 4,
         # Whether indices, also those of taps beside the input, need 64 bits.
         "WIDE": prod(a.size + 2 * a.kernel * a.step for a in axes) > LIMIT and indices,
         "UNROLL": 4 if common["OP"] == SUM else 8,  # comparisons have a longer latency than sums

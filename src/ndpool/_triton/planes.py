@@ -17,7 +17,7 @@ from torch import Tensor
 from ndpool._call import NO_EXTRA, OFFSET32
 from ndpool._plan import AxisPlan, Plan, irregular
 from ndpool._triton import tuning
-from ndpool._triton.kernels.channels_last import channels_last_forward_kernel
+from ndpool._triton.kernels.channels_last import channels_last_backward_kernel, channels_last_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
 from ndpool._triton.launch import (
     SUM,
@@ -172,13 +172,13 @@ def by_channels(plan: Plan, axes: tuple[int, ...], shape: tuple[int, ...], strid
     return layout is not None and rows_of_channels(three_axes(plan), layout) > 0
 
 
-def channel_blocks(layout: Layout, itemsize: int) -> tuple[int, int, int, int]:
-    """Channels per load, channels and rows per program, and blocks of channels.
+def channel_blocks(layout: Layout, itemsize: int, row: int = tuning.CHANNEL_ROW) -> tuple[int, int, int, int]:
+    """Channels per load, channels and rows per program, and blocks of channels; `row` bytes of each row.
 
     Two widths, for few and for many channels, and two load widths, aligned and not.
     """
     unit = min(8, widest_or_one(itemsize, layout.sizes[0], *layout.input_strides[1:]))
-    width = tuning.CHANNEL_ROW // min(itemsize, 8)
+    width = row // min(itemsize, 8)
     if 2 * layout.sizes[0] <= width:
         width = max(unit, width // 4)
     height = max(1, min(8, 32 // unit) * tuning.THREADS * unit // width)
@@ -263,6 +263,32 @@ def _channel_pass(
         given += optional(not whole, *tables(a, device))
     grid = d.out * h.out * last.out * blocks * layout.sizes[1] * layout.sizes[2]
     return launcher(channels_last_forward_kernel, grid, numbers, constants, given, itemsize < 16)
+
+
+def channels_backward(layout: Layout, rows: int, itemsize: int, by: int, common: dict[str, Any]) -> Launch:
+    unit, width, height, blocks = channel_blocks(layout, itemsize, 4 * tuning.CHANNEL_ROW)
+    leads = layout.sizes[1] * layout.sizes[2]
+    each = height * max(1, min(-(-rows // height), blocks * leads * -(-rows // height) // 2048))
+    pieces = -(-rows // each)
+    x_strides = [s // unit for s in layout.input_strides]
+    numbers: list[Any] = [blocks, layout.sizes[0], layout.sizes[1], rows, each, pieces]
+    numbers += [
+        *map(magic, (pieces, blocks, layout.sizes[1])),
+        *x_strides[1:3],
+        x_strides[5],
+        *layout.output_strides[:3],
+        by,
+        1 / by,
+    ]
+    constants = {key: common[key] for key in ("HAS_INDEX", "DIVIDE", "COMPUTE", "INT64")} | {
+        "LEADS": max(1, layout.leads),
+        "UNIT": unit,
+        "WIDTH": width,
+        "ROWS": height,
+        "num_warps": 4,
+    }
+    grid = pieces * blocks * leads
+    return launcher(channels_last_backward_kernel, grid, numbers, constants, [], itemsize < 16)
 
 
 def plane_backward(

@@ -1,8 +1,9 @@
-"""Windows without padding or dilation in channels-last arrays.
+"""Windows without padding or dilation in channels-last arrays, and the backward of whole planes.
 
-A program reduces a block of channels over one window, many positions at a time. Where there are too few
-windows, these are cut, and a second launch of the same kernel merges the pieces; the first one stores values
-and, for max, offsets. All sizes are run-time arguments.
+Forward, a program reduces a block of channels over one window, many positions at a time. Where there are too
+few windows, these are cut, and a second launch of the same kernel merges the pieces; the first one stores
+values and, for max, offsets. All sizes are run-time arguments. The backward kernel stays for adaptive max
+pooling of 7x7 to 1 in bfloat16, twice as fast as `row_backward`.
 """
 
 import triton
@@ -26,6 +27,8 @@ from ndpool._triton.kernels.reducers import (
 _FORWARD = ["blocks", "channels", "n_1", "half", "m_b", "m_w", "m_h", "m_d", "m_1", "x_1", "x_2", "x_d"]
 _FORWARD += ["x_h", "x_w", "y_c", "y_1", "y_2", "y_d", "y_h", "y_w", "size_d", "size_h", "size_w"]
 _FORWARD += ["out_d", "out_h", "out_w", "kernel_h", "kernel_w", "divisor", "inverse"]
+_BACKWARD = ["blocks", "channels", "n_1", "rows", "each", "pieces", "m_p", "m_b", "m_1"]
+_BACKWARD += ["x_1", "x_2", "x_r", "y_c", "y_1", "y_2", "divisor", "inverse"]
 
 
 @triton.jit
@@ -163,3 +166,68 @@ def channels_last_forward_kernel(
         else:
             tl.store(extra + to, offset.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
+
+
+@triton.jit(do_not_specialize=_BACKWARD)
+def channels_last_backward_kernel(
+    grad,
+    offsets,
+    result,
+    blocks,
+    channels,
+    n_1,
+    rows,
+    each,
+    pieces,
+    m_p,
+    m_b,
+    m_1,
+    x_1,
+    x_2,
+    x_r,
+    y_c,
+    y_1,
+    y_2,
+    divisor,
+    inverse,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    LEADS: tl.constexpr,
+    HAS_INDEX: tl.constexpr,
+    DIVIDE: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    INT64: tl.constexpr,
+):
+    """WIDTH channels of `each` rows: the same gradient in all rows, or only in the row of the offset."""
+    pid = tl.program_id(0)
+    if INT64:
+        pid = pid.to(tl.int64)
+    piece, block, lead = split(pid, pieces, blocks, m_p, m_b, INT64)
+    l1 = lead
+    l2 = lead * 0
+    if LEADS > 1:
+        l2 = divide(lead, n_1, m_1, INT64)
+        l1 = lead - l2 * n_1
+    c = block * WIDTH + tl.arange(0, WIDTH)
+    live = c < channels
+    at = l1 * y_1 + l2 * y_2 + c * y_c
+    wait_for_previous()
+    g = widen(tl.load(grad + at, mask=live, other=0), COMPUTE)
+    if DIVIDE == 1:
+        g = quotient_by_inverse(g, divisor, inverse)
+    g = g.to(result.dtype.element_ty)[None, :]
+    r = tl.arange(0, ROWS)[:, None]
+    inside = (c // UNIT * UNIT < channels)[None, :]
+    begin = piece * each
+    end = tl.minimum(begin + each, rows)
+    to = (l1 * x_1 + l2 * x_2 + begin * x_r) * UNIT + r * x_r * UNIT + c[None, :]
+    taken = r
+    if HAS_INDEX:
+        taken = tl.load(offsets + at, mask=live, other=0).to(tl.int32)[None, :]
+    for start in range(begin, end, ROWS):
+        value = tl.broadcast_to(g, [ROWS, WIDTH])
+        if HAS_INDEX:
+            value = tl.where(start + r == taken, value, tl.zeros_like(value))
+        tl.store(result + to, value, mask=inside & (start + r < end))
+        to += ROWS * x_r * UNIT

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, wait_for_previous
-from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, scaled, widen
+from ndpool._triton.kernels.reducers import quotient_by_inverse, quotient_of_channels, scaled, widen
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def _windows(
                 g = quotient_by_inverse(g, divisor, inverse)
             if DIVIDE == 2:
                 by = tl.load(windows_d + od * 4 + 1) * tl.load(windows_h + oh * 4 + 1)
-                g = quotient(g, by * tl.load(windows_w + ow * 4 + 1))
+                g = quotient_of_channels(g, by * tl.load(windows_w + ow * 4 + 1))
             tap = g
             if HAS_INDEX:
                 first = (d - tl.load(windows_d + od * 4)) * kernel_h - tl.load(windows_h + oh * 4)

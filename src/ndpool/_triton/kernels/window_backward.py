@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, wait_for_previous
-from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, scaled, widen
+from ndpool._triton.kernels.reducers import quotient_by_inverse, quotient_of_channels, scaled, widen
 
 _SIZES = [*SIZES, "size_d", "size_h", "kernel_h", "kernel_w", "most_w", "strips", "each"]
 _SIZES += [f"{name}_{axis}" for name in ("step", "spacing", "fewer") for axis in "dhw"]
@@ -147,7 +147,7 @@ def window_backward_kernel(
                 g = quotient_by_inverse(g, divisor, inverse)
             if DIVIDE == 2:
                 by = tl.load(windows_d + od * 4 + 3) * tl.load(windows_h + oh * 4 + 3)
-                g = quotient(g, by * tl.load(windows_w + ow * 4 + 3))
+                g = quotient_of_channels(g, by * tl.load(windows_w + ow * 4 + 3))
             total += g
             row = (mw + 1 == most_w).to(tl.int32)
             mw = (mw + 1) * (1 - row)

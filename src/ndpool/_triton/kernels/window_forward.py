@@ -81,6 +81,7 @@ def window_forward_kernel(
     VEC: tl.constexpr,
     LANES: tl.constexpr,
     UNROLL: tl.constexpr,
+    FLAT: tl.constexpr,
     CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
     PER_PLANE: tl.constexpr,
@@ -131,18 +132,26 @@ def window_forward_kernel(
     td = 0
     th = 0
     tw = 0
-    # One loop for all axes, so that several loads are in flight however short rows are.
-    for _ in tl.range(0, n_d * n_h * taps_w, loop_unroll_factor=UNROLL):
-        ok = live & (tw < count_w)
+    # Short rows: one loop for all axes, so that several loads are in flight.
+    for _ in tl.range(0, n_d * n_h * (taps_w if FLAT else 1), loop_unroll_factor=UNROLL if FLAT else 1):
+        inside = live
         if PER_PLANE:
-            ok = ok & (td < count_d) & (th < count_h)
-        step = (td * t_d + th * t_h + tw * t_w) * UNIT
-        v = element(load_or_identity(at + step, ok[:, None], IDENTITY, COMPUTE), OP, COMPUTE)
-        mark = (td * mark_d + th * mark_h + tw * mark_w).to(MARK)
-        best, offset = merge(best, offset, v, mark, OP, WITH_OFFSETS)
-        row = (tw + 1 == taps_w).to(tl.int32)
-        tw = (tw + 1) * (1 - row)
-        th += row
+            inside = live & (td < count_d) & (th < count_h)
+        row = at + (td * t_d + th * t_h) * UNIT
+        line = td * mark_d + th * mark_h
+        if FLAT:
+            ok = (inside & (tw < count_w))[:, None]
+            v = element(load_or_identity(row + tw * t_w * UNIT, ok, IDENTITY, COMPUTE), OP, COMPUTE)
+            best, offset = merge(best, offset, v, (line + tw * mark_w).to(MARK), OP, WITH_OFFSETS)
+            ends = (tw + 1 == taps_w).to(tl.int32)
+            tw = (tw + 1) * (1 - ends)
+            th += ends
+        else:
+            for k in tl.range(0, taps_w, loop_unroll_factor=UNROLL):
+                ok = (inside & (k < count_w))[:, None]
+                v = element(load_or_identity(row + k * t_w * UNIT, ok, IDENTITY, COMPUTE), OP, COMPUTE)
+                best, offset = merge(best, offset, v, (line + k * mark_w).to(MARK), OP, WITH_OFFSETS)
+            th += 1
         depth = (th == n_h).to(tl.int32)
         th = th * (1 - depth)
         td += depth
