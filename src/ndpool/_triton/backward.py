@@ -338,13 +338,15 @@ def _rows(
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
-    lanes = tuning.THREADS * (4 if vec == 1 else 1 if common["HAS_INDEX"] and vec > 4 else 2)
-    lanes = lanes_for(n_lanes, lanes)
+    # Sums of channels or full vectors take no longer than their stores: more programs, of one run each.
+    short = not common["HAS_INDEX"] and (layout.channels or vec > 1)
+    lanes = 4 if vec == 1 else 1 if common["HAS_INDEX"] and vec > 4 else 2
+    lanes = lanes_for(n_lanes, tuning.THREADS * (1 if short else lanes))
     bounds = runs(axes[1], device)
     n_runs = len(bounds) - 1
     # About 32 rows per program, but enough programs to fill a large device.
     blocks = -(-n_lanes // lanes) * axes[0].size
-    each = max(1, min(-(-32 * n_runs // axes[1].size), n_runs * blocks // 2048))
+    each = 1 if short else max(1, min(-(-32 * n_runs // axes[1].size), n_runs * blocks // 2048))
     groups = -(-n_runs // each)
     x_strides, y_strides = (
         [s // x_unit for s in layout.input_strides],
