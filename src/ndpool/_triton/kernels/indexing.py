@@ -70,6 +70,12 @@ def split(pid, n, m, m_n, m_m, INT64: tl.constexpr):
 
 
 @triton.jit
+def table_row(table, o):
+    """Address of a row of a table with four columns, in 64 bits."""
+    return table + tl.full([], 4, tl.int64) * o
+
+
+@triton.jit
 def within(ok, i, size):
     """`ok` and 0 <= i < size, by one comparison; without a size every i is inside."""
     if size is None:

@@ -8,7 +8,7 @@ channels-last arrays, 1.4 to 1.8 times as fast as `window_backward`.
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, wait_for_previous
+from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, table_row, wait_for_previous
 from ndpool._triton.kernels.reducers import quotient_by_inverse, quotient_of_channels, scaled, widen
 
 
@@ -59,12 +59,12 @@ def _windows(
             if DIVIDE == 1:
                 g = quotient_by_inverse(g, divisor, inverse)
             if DIVIDE == 2:
-                by = tl.load(windows_d + od * 4 + 1) * tl.load(windows_h + oh * 4 + 1)
-                g = quotient_of_channels(g, by * tl.load(windows_w + ow * 4 + 1))
+                by = tl.load(table_row(windows_d, od) + 1) * tl.load(table_row(windows_h, oh) + 1)
+                g = quotient_of_channels(g, by * tl.load(table_row(windows_w, ow) + 1))
             tap = g
             if HAS_INDEX:
-                first = (d - tl.load(windows_d + od * 4)) * kernel_h - tl.load(windows_h + oh * 4)
-                first = first * kernel_w + i - tl.load(windows_w + ow * 4)
+                first = (d - tl.load(table_row(windows_d, od))) * kernel_h - tl.load(table_row(windows_h, oh))
+                first = first * kernel_w + i - tl.load(table_row(windows_w, ow))
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32) - (first + within)
             found, taps = found + (g,), taps + (tap,)
     return found, taps
@@ -148,10 +148,10 @@ def row_backward_kernel(
             within = along
         else:
             i = i + along
-    first_d = tl.load(inputs_d + d * 4)
-    end_d = first_d + tl.load(inputs_d + d * 4 + 1)
-    first_w = tl.load(inputs_w + i * 4)
-    end_w = first_w + tl.load(inputs_w + i * 4 + 1)
+    first_d = tl.load(table_row(inputs_d, d))
+    end_d = first_d + tl.load(table_row(inputs_d, d) + 1)
+    first_w = tl.load(table_row(inputs_w, i))
+    end_w = first_w + tl.load(table_row(inputs_w, i) + 1)
     row = (base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT)[:, None] + inner
     line = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT + d * x_d * X_UNIT
     if COLUMNS:
@@ -186,8 +186,8 @@ def row_backward_kernel(
         # Loaded in each iteration: Triton 3.6 treats a number carried from run to run as constant.
         begin = tl.load(runs_h + run)
         end = tl.load(runs_h + run + 1)
-        first_h = tl.load(inputs_h + begin * 4)
-        end_h = first_h + tl.load(inputs_h + begin * 4 + 1)
+        first_h = tl.load(table_row(inputs_h, begin))
+        end_h = first_h + tl.load(table_row(inputs_h, begin) + 1)
         total = tl.zeros([LANES, VEC], COMPUTE)
         if HAS_INDEX:
             if end_h - first_h == 1:

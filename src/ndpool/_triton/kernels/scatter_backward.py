@@ -11,6 +11,7 @@ from ndpool._triton.kernels.indexing import (
     SIZES,
     base_of,
     coordinates_of,
+    table_row,
     wait_for_previous,
 )
 from ndpool._triton.kernels.reducers import widen
@@ -22,7 +23,8 @@ def _position(tap, o, axis):
     tables, numbers = axis
     windows, _ = tables
     _, _, _, step, _, _ = numbers
-    return tl.load(windows + o * 4) + (tap - tl.load(windows + o * 4 + 2)) * step
+    row = table_row(windows, o)
+    return tl.load(row) + (tap - tl.load(row + 2)) * step
 
 
 @triton.jit

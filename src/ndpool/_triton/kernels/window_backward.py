@@ -8,7 +8,7 @@ irregular one its tap follows from the window (`launch.window_table`).
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, wait_for_previous
+from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, table_row, wait_for_previous
 from ndpool._triton.kernels.reducers import quotient_by_inverse, quotient_of_channels, scaled, widen
 
 _SIZES = [*SIZES, "size_d", "size_h", "kernel_h", "kernel_w", "most_w", "strips", "each"]
@@ -18,7 +18,7 @@ _SIZES += [f"{name}_{axis}" for name in ("step", "spacing", "fewer") for axis in
 @triton.jit
 def outputs_of_input(i, inputs):
     """First output that contains each input, how many do, and its tap in the first."""
-    row = inputs + i * 4
+    row = table_row(inputs, i)
     return tl.load(row), tl.load(row + 1), tl.load(row + 2)
 
 
@@ -28,9 +28,9 @@ def tap_in(i, o, m, first_tap, windows, step, fewer, IRREGULAR: tl.constexpr, DI
     if not IRREGULAR:
         return first_tap - m * fewer
     elif DILATED:
-        return tl.load(windows + o * 4 + 2) + (i - tl.load(windows + o * 4)) // step
+        return tl.load(table_row(windows, o) + 2) + (i - tl.load(table_row(windows, o))) // step
     else:
-        return i - tl.load(windows + o * 4)
+        return i - tl.load(table_row(windows, o))
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -146,8 +146,8 @@ def window_backward_kernel(
             if DIVIDE == 1:
                 g = quotient_by_inverse(g, divisor, inverse)
             if DIVIDE == 2:
-                by = tl.load(windows_d + od * 4 + 3) * tl.load(windows_h + oh * 4 + 3)
-                g = quotient_of_channels(g, by * tl.load(windows_w + ow * 4 + 3))
+                by = tl.load(table_row(windows_d, od) + 3) * tl.load(table_row(windows_h, oh) + 3)
+                g = quotient_of_channels(g, by * tl.load(table_row(windows_w, ow) + 3))
             total += g
             row = (mw + 1 == most_w).to(tl.int32)
             mw = (mw + 1) * (1 - row)

@@ -7,7 +7,15 @@ divisor (`launch.window_table`).
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import INDEX64, SIZES, base_of, lanes_of, split, wait_for_previous
+from ndpool._triton.kernels.indexing import (
+    INDEX64,
+    SIZES,
+    base_of,
+    lanes_of,
+    split,
+    table_row,
+    wait_for_previous,
+)
 from ndpool._triton.kernels.reducers import (
     element,
     load_or_identity,
@@ -24,7 +32,7 @@ _SIZES += ["size_h", "size_w", *(f"{name}_{axis}" for name in ("rows", "t", "mar
 @triton.jit
 def _window(table, o):
     """First inputs of windows, their numbers of taps, numbers of the first taps, and divisors."""
-    row = table + o * 4
+    row = table_row(table, o)
     return tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
 
 
