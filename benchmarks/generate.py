@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ndpool._bench import cuda, cuda_report, random_calls, report, runner
+from ndpool._bench import cuda, cuda_random, cuda_report, random_calls, report, runner
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORTS: dict[str, Any] = {runner.FORMAT: report, cuda.FORMAT: cuda_report}
@@ -130,7 +130,7 @@ def summary(documents: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, "", machines])
 
 
-SCRIPTS = {MODELS: models, JAX: jax_table, CUPY: cupy_table}
+SCRIPTS = {MODELS: models, JAX: jax_table, CUPY: cupy_table, cuda_random.FORMAT: cuda_random.markdown}
 
 
 def generated(root: Path) -> dict[Path, str]:

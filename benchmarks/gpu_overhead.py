@@ -3,7 +3,8 @@
 ``python benchmarks/gpu_overhead.py waits`` pools images of 40 random sizes with an empty cache of kernels,
 and again in a second process with the cache that the first one left. ``host`` times small calls and training
 steps next to PyTorch's, without waiting for the device. ``train`` trains a small pyramid-pooling network on
-images of 30 sizes, by PyTorch and by ndpool. ``all`` does everything; ``--json FILE`` keeps the results.
+images of 30 sizes, by PyTorch and by ndpool. Several may be named, ``all`` does everything; ``--json FILE``
+keeps the results.
 """
 
 from __future__ import annotations
@@ -219,19 +220,22 @@ def text(document: dict[str, Any]) -> str:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("waits", "host", "train", "all", "one"))
+    parser.add_argument("what", choices=("waits", "host", "train", "all", "one"), nargs="+")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--name", help=argparse.SUPPRESS)
     parser.add_argument("--channels-last", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.what == "one":
+    if options.what == ["one"]:
         print(json.dumps(waits_of(options.name, options.channels_last)))
         return
-    parts = {"host": host, "waits": waits, "train": train}
-    document = {name: part() for name, part in parts.items() if options.what in (name, "all")}
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1))
-    print(text(document))
+    parts: dict[str, Callable[[], dict[str, Any]]] = {"train": train, "waits": waits, "host": host}
+    document: dict[str, Any] = {}
+    for name, part in parts.items():
+        if {name, "all"} & {*options.what}:
+            document[name] = part()
+            print(text({name: document[name]}), flush=True)
+            if options.json:  # after each part
+                options.json.write_text(json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

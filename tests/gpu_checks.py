@@ -132,6 +132,8 @@ CASES = [
     # Gradients scattered into zeros: dilated windows, and short rows with an odd stride.
     ("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)),
     ("max_pool2d", (2, 2, 9, 12), (3,)),
+    ("max_pool2d", (2, 4, 13, 14), (9, 3, 4)),
+    ("max_pool3d", (1, 2, 9, 8, 11), (5, 2, 2)),
     ("avg_pool2d", (2, 4, 6, 8), (2,)),
     ("avg_pool2d", (1, 4, 6, 8), (3, 1, 1)),
     # Rows that are not aligned.
@@ -143,12 +145,14 @@ CASES = [
     ("avg_pool3d", (1, 4, 4, 4, 8), (2,)),
     ("max_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
-    # Gradients by scans: volumes, strides, rows in several blocks.
+    # Gradients by runs: volumes, strides, rows in several blocks.
     ("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)),
     ("max_pool2d", (1, 2, 17, 19), ((15, 14), (2, 1), (7, 7))),
     ("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))),
     # Sums backward along one axis first.
     ("avg_pool2d", (1, 2, 20, 24), (19, 1, 9)),
+    ("avg_pool2d", (1, 2, 19, 23), (13, 2, 6)),
+    ("avg_pool3d", (1, 2, 9, 8, 11), (7, (2, 1, 3), 3)),
     ("adaptive_avg_pool2d", (2, 4, 7, 7), (1,)),
     ("adaptive_max_pool2d", (2, 4, 7, 7), (1,)),
     # Planes that do not fill the last vector.
@@ -203,6 +207,7 @@ KINDS = [
         (("max_pool2d", (1, 4, 6, 8), (11, 1, 5)), ("channels_last",)),
         (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (2, 4, 7, 7), (1,)), LAYOUTS[:2]),
+        (("adaptive_max_pool2d", (1, 3, 5, 7), (1,)), ("contiguous",)),
         (("adaptive_avg_pool2d", (1, 4, 16, 16), (2,)), ("channels_last",)),
         (("adaptive_avg_pool2d", (1, 4, 11, 13), (3,)), ("contiguous",)),
         (("adaptive_max_pool2d", (1, 4, 11, 13), (2,)), ("contiguous",)),
@@ -570,15 +575,21 @@ def test_gradients_row_by_row(monkeypatch, name, sizes, last):
         ((12, 20), (5, 2, 2)),
         ((10, 9), ((5, 4), (2, 1), (2, 1), 1, True)),
         ((5, 150), ((3, 9), 1, (1, 4))),
+        ((75, 8), ((3, 9), 1, (1, 4))),
+        ((4, 136), ((3, 8), (1, 3), (1, 4))),
         ((5, 6, 7), (3, 1, 1)),
         ((7, 6, 8), ((3, 5, 3), (2, 1, 2), (1, 2, 0))),
     ],
     ids=str,
 )
-def test_gradients_by_scans(monkeypatch, sizes, args, last):
-    """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share."""
-    for limit in ("SCAN_OVERLAP", "SCAN_OVERLAP_HALF"):
+def test_gradients_by_runs(monkeypatch, sizes, args, last):
+    """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share.
+
+    Chunks of long axes, and one image at a time.
+    """
+    for limit in ("SCAN_OVERLAP", "WALK_OVERLAP"):
         monkeypatch.setattr(tuning, limit, 2)
+    monkeypatch.setattr(tuning, "WALK_SCRATCH", 1)
     backward.backward.cache_clear()
     draw, n = torch.Generator().manual_seed(0), len(sizes)
     x = torch.randint(-3, 3, (2, 3, *sizes), generator=draw).float()
@@ -594,7 +605,7 @@ def test_gradients_by_scans(monkeypatch, sizes, args, last):
     got, want = getattr(ndpool, name)(ours, *args), getattr(F, name)(theirs, *args)
     grad = torch.randint(-9, 9, want.shape, generator=draw).float()
     (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
-    assert ("backward", "scan") in names
+    assert ("backward", "walk" if last else "scan") in names
     assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
     backward.backward.cache_clear()
 

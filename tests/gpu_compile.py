@@ -167,13 +167,13 @@ def kernels_of_sizes(
 ) -> dict[str, set[str]]:
     """The kernels that images of n sizes need; offsets of 8 and of 32 bits separately.
 
-    Aligned images have 64 channels, others a random number that may not fit full vectors. Small planes and
-    regular windows, which have their own kernels, are left out.
+    Aligned images have 64 channels, others a random number that may not fit full vectors. Regular windows,
+    which have their own kernels, are left out, and so are whole planes of up to 64 elements.
     """
     reduce, out = SIZED[name]
     rng, found = np.random.default_rng(5), {}
     for _ in range(n):
-        sizes = tuple(map(int, rng.integers(65 if out == 1 else 24, 257, 2)))
+        sizes = tuple(map(int, rng.integers(9 if out == 1 else 24, 257, 2)))
         shape = (int(rng.integers(2, 65)), 64 if aligned else int(rng.integers(2, 600)), *sizes)
         if out > 1 and not any(size % out for size in sizes):
             continue
@@ -217,7 +217,9 @@ def count(n: int, most: int) -> int:
             # Rows and planes of any length are a second alignment class. Adaptive windows of contiguous rows
             # have a kernel of their own where they are too few to fill the device.
             few = name.startswith("adaptive") and layout == "contiguous"
-            limits = {cell: most + (few and "backward" not in cell) for cell in cells}
+            # Contiguous planes have three kernels up to 4,096 elements, and one beyond.
+            planes = 3 * (name.startswith("global") and layout == "contiguous")
+            limits = {cell: most + (few or planes) * ("backward" not in cell) for cell in cells}
             many = any(len(made) > limits[cell] * (1 if aligned else 2) for cell, made in cells.items())
             failures += many
             kind = "aligned" if aligned else "any"

@@ -126,3 +126,13 @@ def test_mistakes_of_peers_may_be_larger():
     one = torch.ones(2, 2, dtype=torch.float64)
     assert "first at (0, 0)" in cuda.compare(case, (one * 1.1,), (one,))
     assert cuda.compare(case, (one * 1.1,), (one,), slack=64) is None
+
+
+def test_table_of_random_cases(document):
+    """Forward and backward apart; a peer that was not timed has no factors."""
+    modes = ("values", "backward", "backward", "values", "values")
+    for result, mode in zip(document["results"], modes, strict=True):
+        result["mode"] = mode
+    text = cuda_random.markdown(document)
+    assert "| forward | 2 | 89% | 3.5 | 0 of 2 | 3.00 | 2.0 | 0 of 1 | 2.00 |" in text
+    assert "| backward | 2 | 35% | 2.0 | 0 of 2 | 2.00 | 0.5 | 1 of 1 | 0.50 |" in text

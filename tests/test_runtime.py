@@ -519,7 +519,7 @@ call = lambda n: ndpool.pool(x[:n], (50, 50, 50), reduce="avg", stride=1)
     "backward": """
 import passes
 from ndpool import geometry
-plan = geometry.sliding("f", (50, 50, 50), 12, 1, 0, 1, False, strict=False)
+plan = geometry.sliding("f", (120, 120, 120), 12, 1, 0, 1, False, strict=False)
 x, y = (np.random.default_rng(0).random((8, *sizes)) for sizes in (plan.sizes, plan.out))
 call = lambda n: passes.backward("lp", plan, y[:n], (1, 2, 3), norm=3.5, x=x[:n], y=y[:n])
 """,

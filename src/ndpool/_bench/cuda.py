@@ -2,8 +2,8 @@
 
 Calls cycle over several inputs to defeat the cache. Calls of PyTorch, `torch.compile` and ndpool are captured
 in a CUDA graph and replayed, which measures device time. Calls of JAX and CuPy are issued back to back, so
-short ones measure host time. Several processes prepare cases (mostly compilation); only one at a time uses
-the device for timing. `cuda_report` formats the results.
+short ones measure host time. Several processes first call everything once, which is mostly compilation; only
+one at a time uses the device for timing. `cuda_report` formats the results.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ FORMAT = "ndpool bench cuda 1"
 ALL_CASES = (*CUDA_CASES, *CASES)
 _SMALL = 2**23  # bytes below which host time is reported too
 _SLOW = 0.02  # seconds
+_TOGETHER = 98  # cases that are compiled, then timed
 
 
 class Effort(NamedTuple):
@@ -68,10 +69,18 @@ def run(
         names = None if peers is None else ("ndpool", *peers)
         setting = (lock.name, copy_speed(), QUICK if quick else FULL, names)
         with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, setting) as pool:
-            for i, result in zip(order, pool.map(_work, [cases[i] for i in order]), strict=True):
-                results[i] = result
-                if progress:
-                    progress(len(results), len(cases), cases[i].name)
+            try:
+                for start in range(0, len(order), _TOGETHER):
+                    part = order[start : start + _TOGETHER]
+                    chosen = [cases[i] for i in part]
+                    # Compiled kernels are kept on disk, where the process that times them finds them.
+                    list(pool.map(_compile, chosen))
+                    for i, result in zip(part, pool.map(_work, chosen), strict=True):
+                        results[i] = result
+                        if progress:
+                            progress(len(results), len(cases), cases[i].name)
+            except KeyboardInterrupt:  # what was measured so far is reported
+                pool.shutdown(cancel_futures=True)
     ready, missing = installed()
     ready = tuple(one for one in ready if names is None or one.name in names)
     return {
@@ -83,7 +92,7 @@ def run(
         "copy": copy_speed(),
         "versions": {one.name: one.version() for one in ready},
         "missing": missing,
-        "results": [results[i] for i in range(len(cases))],
+        "results": [results[i] for i in sorted(results)],
     }
 
 
@@ -93,6 +102,15 @@ _worker: dict[str, Any] = {}
 def _start_worker(lock: str, copy: float, effort: Effort, names: tuple[str, ...] | None) -> None:
     import_module("torch").set_num_threads(1)
     _worker.update(lock=os.open(lock, os.O_RDWR), copy=copy, effort=effort, names=names)
+
+
+def _compile(case: Case) -> None:
+    """Call every contestant once; what fails here is reported when it is timed."""
+    torch: Any = import_module("torch")
+    torch.cuda.set_stream(_stream())
+    _prepare(case, {"notes": {}, "error": None}, _worker["names"], sets=1)
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _work(case: Case) -> dict[str, Any]:
@@ -146,10 +164,10 @@ def measure(
 
 
 def _prepare(
-    case: Case, result: dict[str, Any], names: tuple[str, ...] | None
+    case: Case, result: dict[str, Any], names: tuple[str, ...] | None, sets: int | None = None
 ) -> list[tuple[Contestant, list[Call]]]:
     """Compile and check: the calls of the contestants whose answer is right."""
-    data, prepared = Data(case), []
+    data, prepared = Data(case, sets), []
     try:
         truth = reference(case, data)
     except Exception as error:  # PyTorch has no answer, such as for more memory than there is

@@ -1,11 +1,12 @@
 """Cases large enough to fill a GPU: pooling layers at training batch sizes, two dtypes and both layouts.
 
 The GPU benchmark runs `CUDA_CASES` before the list in `cases`. A group is one window in any dtype.
+`WINDOW_CASES` are gradients of large windows and of norms, which `benchmarks/gpu_kernels.py` times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ndpool._bench.case import Case
@@ -51,8 +52,31 @@ _ROWS = (
 _CONTIGUOUS_ONLY = ("4096", "2049")  # a single image, or one channel
 
 
-def _cases() -> Iterator[Case]:
-    for row in _ROWS:
+_IMAGES, _VOLUMES = (32, 64, 112, 112), (4, 32, 32, 56, 56)
+_WINDOW_ROWS = (
+    *(
+        _Row(f"{function} {k}x{k} s1", f"{function}_pool2d", _IMAGES, _window(k, 1, k // 2), "b")
+        for function in ("max", "avg")
+        for k in (5, 7, 9, 13, 21, 31)
+    ),
+    *(
+        _Row(f"{function} {k}x{k} s{s}", f"{function}_pool2d", _IMAGES, _window(k, s, k // 2), "b")
+        for function in ("max", "avg")
+        for k, s in ((5, 2), (7, 2), (9, 3), (9, 4), (13, 2), (16, 4))
+    ),
+    *(
+        _Row(f"max 3-D {k} s{s}", "max_pool3d", _VOLUMES, _window(k, s, k // 2), "b")
+        for k, s in ((5, 1), (5, 2), (7, 3))
+    ),
+    *(
+        _Row(f"lp {k}x{k} s{s}", "lp_pool2d", _IMAGES, {"norm_type": 2.0, "kernel_size": k, "stride": s}, "b")
+        for k, s in ((2, 2), (3, 1), (3, 2), (5, 1), (7, 3), (13, 1))
+    ),
+)
+
+
+def _cases(rows: Iterable[_Row], network: str) -> Iterator[Case]:
+    for row in rows:
         both = len(row.shape) > 3 and not any(word in row.name for word in _CONTIGUOUS_ONLY)
         for letter in row.modes:
             for dtype in ("float32", "bfloat16"):
@@ -60,7 +84,8 @@ def _cases() -> Iterator[Case]:
                     words = (row.name, _MODES[letter], dtype, layout.lower())
                     group = f"{row.name}, {_MODES[letter]}"
                     fields = (row.function, row.arguments, row.shape, dtype, layout, _MODES[letter])
-                    yield Case(" ".join(words).replace(",", ""), "large batches", group, *fields)
+                    yield Case(" ".join(words).replace(",", ""), network, group, *fields)
 
 
-CUDA_CASES: tuple[Case, ...] = tuple(_cases())
+CUDA_CASES: tuple[Case, ...] = tuple(_cases(_ROWS, "large batches"))
+WINDOW_CASES: tuple[Case, ...] = tuple(_cases(_WINDOW_ROWS, "large windows"))

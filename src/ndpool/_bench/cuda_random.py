@@ -1,7 +1,7 @@
 """Random cases for a CUDA device: `ndpool bench --device cuda --random N --seed S`.
 
 The cases of `cuda_cases` are layers of known networks; these are arbitrary. `draw` gives the cases, `run`
-times each next to PyTorch, and every eighth next to `torch.compile`; `text` reports means and the slowest
+times each next to PyTorch, and every sixth next to `torch.compile`; `text` reports means and the slowest
 cases.
 """
 
@@ -17,12 +17,14 @@ from ndpool._bench.cuda_report import Row, failures, machine_line, rows
 from ndpool._bench.report import geometric_mean
 from ndpool._bench.runner import Progress
 
-__all__ = ["draw", "failures", "run", "text"]
+__all__ = ["FORMAT", "draw", "failures", "markdown", "run", "text"]
+
+FORMAT = "ndpool bench cuda random 1"
 
 _FAMILIES = ("max_pool", "max_pool", "avg_pool", "lp_pool", "adaptive_max_pool", "adaptive_avg_pool")
 _LARGEST = 2**26  # elements of an input or an output
 _SMALL = 2**18  # elements of an input below which a call is mostly a launch; most of them are left out
-_COMPILED = 8  # one case of so many is compiled, which takes much longer than everything else
+_COMPILED = 6  # one case of so many is compiled, which takes much longer than everything else
 _WORST = 10
 
 
@@ -93,19 +95,44 @@ def run(n: int, seed: int, quick: bool = False, progress: Progress | None = None
     document = cuda.run([case for case in cases if case not in compiled], quick, progress, peers=("PyTorch",))
     both = cuda.run(compiled, quick, progress, peers=("PyTorch", "torch.compile"))
     document["results"] = sorted(document["results"] + both["results"], key=lambda result: result["name"])
-    return document | {"seed": seed, "versions": both["versions"]}
+    return document | {"format": FORMAT, "seed": seed, "versions": both["versions"]}
 
 
 def text(document: dict[str, Any]) -> str:
     """Share of a copy and factors over PyTorch and `torch.compile`, by direction; the slowest cases."""
     calls = {r["name"]: _call(r) for r in document["results"]}
-    modes = {r["name"]: r["mode"] for r in document["results"]}
     lines = [f"{len(calls)} random cases, seed {document['seed']}; {machine_line(document)}", ""]
-    for backward in (False, True):
-        own = [row for row in rows(document) if (modes[row.name] == "backward") == backward]
-        if own:
-            lines += [*_lines("backward" if backward else "forward", own, calls), ""]
+    for title, own in _directions(document).items():
+        lines += [*_lines(title, own, calls), ""]
     return "\n".join(lines)
+
+
+def _directions(document: dict[str, Any]) -> dict[str, list[Row]]:
+    """The cases that were timed, forward and backward."""
+    modes = {r["name"]: r["mode"] for r in document["results"]}
+    found: dict[str, list[Row]] = {"forward": [], "backward": []}
+    for row in rows(document):
+        found["backward" if modes[row.name] == "backward" else "forward"].append(row)
+    return {title: own for title, own in found.items() if own}
+
+
+def markdown(document: dict[str, Any]) -> str:
+    """The documentation's table: means by direction, and how many cases are slower than each peer."""
+    lines = [
+        "| | cases | share of copy | x PyTorch | slower | slowest | x torch.compile | slower | slowest |",
+        "|---" * 9 + "|",
+    ]
+    for title, own in _directions(document).items():
+        cells = [title, str(len(own)), f"{geometric_mean(row.share() for row in own):.0%}"]
+        for peer in ("PyTorch", "torch.compile"):
+            factors = [row.over(peer) or 0.0 for row in own if peer in row.times]
+            if not factors:
+                cells += ["-"] * 3
+                continue
+            slower = f"{sum(factor < 1 for factor in factors)} of {len(factors)}"
+            cells += [f"{geometric_mean(factors):.1f}", slower, f"{min(factors):.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", machine_line(document)])
 
 
 def _call(result: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ndpool._triton import tuning
 from ndpool._triton.decompose import passes
-from ndpool._triton.forward import forward, is_irregular, split_rows, unpadded
+from ndpool._triton.forward import forward, is_irregular, unpadded
 from ndpool._triton.kernels.block_backward import block_backward_kernel
 from ndpool._triton.kernels.row_backward import row_backward_kernel
 from ndpool._triton.kernels.scatter_backward import scatter_backward_kernel
@@ -27,9 +27,9 @@ from ndpool._triton.launch import (
     SUM,
     Launch,
     Prepared,
-    axis_numbers,
     containing,
     divide_by,
+    input_table,
     is_dense,
     lanes_for,
     launcher,
@@ -42,15 +42,15 @@ from ndpool._triton.launch import (
     packed,
     runs,
     simplified,
-    tables,
     three_axes,
-    transposed_tables,
     whole_planes,
+    window_table,
 )
 from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
 from ndpool._triton.regions import region_backward
-from ndpool._triton.scan import scan_backward, scans
+from ndpool._triton.scan import scan_backward
+from ndpool._triton.walk import walk_backward
 from ndpool.geometry import AxisPlan, Plan
 
 
@@ -105,38 +105,58 @@ def backward(
         )
     if not scaled and (rows := rows_of_channels(three, layout)):
         return channels_backward(layout, rows, size, by, common)
-    if has_index and scans(three, layout, dtype):
-        found = scan_backward(three, layout, size)
-        if found is not None:
-            return found
     if has_index and _scatters(three, layout, size):
         return _scatter(three, layout, size, common, device)
+    if has_index and _runs_are_long(three, layout, dtype, size, common):
+        walks = layout.channels
+        found = walk_backward(three, layout, dtype, size) if walks else scan_backward(three, layout, size)
+        if found is not None:
+            return found
+    same = arrays._replace(**dict(zip(Arrays._fields, memory, strict=False)))
     if ones:
-        shapes = dict(zip(Arrays._fields, memory, strict=False))
-        return _over_transposed(plan, axes, arrays._replace(**shapes), divides, by, scaled)
+        return _over_transposed(plan, axes, same, divides, by, scaled)
     found = None
+    if not (has_index or scaled or divide == 2) and is_dense(three) and channel_vector(layout, size) > 1:
+        *above, along = _transposed(plan).axes
+        overlap = prod(map(max_overlap, three))
+        if above and overlap > along.kernel > 1 and overlap >= tuning.SUM_OVERLAP:
+            found = _in_two_passes((Plan(above), Plan([along])), axes, same, divides, by, scaled)
+        if found is not None:
+            return found
     sums = not has_index and not scaled and unpadded(three)
     if sums and not (is_dense(three) and prod(a.stride for a in three) < 16):
         found = region_backward(three, layout, size, by, common, device)
     if found is None and is_dense(three):
-        rows_only = (
-            split_rows(plan, axes, memory, written=True) if prod(memory[0]) >= tuning.LARGE_RESULT else None
-        )
-        rows_, rows_layout = rows_only or (three, layout)
-        found = _blocks(rows_, rows_layout, size, by, common | layout_constants(rows_layout))
+        found = _blocks(three, layout, size, by, common)
     if found is not None:
         return found
-    # The gradient of a sum is the same for all rows of a run, which the window kernel also exploits.
-    rows = has_index or (not layout.channels and widest(size, last.size, *layout.input_strides[1:5]) == 1)
-    if rows and unpadded(three) and max(max_overlap(three[0]), max_overlap(last)) <= 2:
+    if unpadded(three) and max(max_overlap(three[0]), max_overlap(last)) <= 2:
         return _rows(three, layout, size, by, common, device)
     return _windows(three, layout, size, by, common, device)
+
+
+def _runs_are_long(
+    axes: tuple[AxisPlan, ...], layout: Layout, dtype: torch.dtype, itemsize: int, common: dict[str, Any]
+) -> bool:
+    """Whether windows overlap so much that sums of runs of them take less time than a gather."""
+    overlap = prod(map(max_overlap, axes))
+    if not is_dense(axes) or (dtype is torch.float64 and not layout.channels):
+        return False
+    if not layout.channels:
+        return overlap >= tuning.SCAN_OVERLAP
+    if overlap >= tuning.WALK_OVERLAP:
+        return True
+    return overlap >= tuning.WALK_UNBLOCKED and _blocks(axes, layout, itemsize, 1, common) is None
 
 
 def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
     """Whether windows are so large that zeros and a scatter take less time than a gather."""
     dense, last = is_dense(axes), axes[2]
     overlaps = [max_overlap(a) for a in axes]
+    inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
+    # Gathers visit all windows that contain an input, scatters all that share an input with an output.
+    if dense and axes[0].size > 1 and 8 < prod(overlaps) <= tuning.SHARED:
+        return prod(overlaps) * outs <= tuning.SCATTER_WORK * inputs
     # Gathers read full vectors of channels, unless channels are no multiple of a vector. Those of windows
     # that overlap much visit them one after the other.
     narrow = layout.channels and channel_vector(layout, itemsize) * itemsize < 8
@@ -146,7 +166,6 @@ def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool
     # Blocks of short rows and an odd stride are written element by element, in partial sectors.
     scalar = last.stride % 2 == 1 and last.size * itemsize < tuning.SHORT_ROW
     sparse = tuning.SPARSE // 2 if not layout.channels and (scalar or not dense) else tuning.SPARSE
-    inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
     return inputs >= (tuning.SPARSE // 4 if slow else sparse) * outs and prod(overlaps) <= (
         tuning.SHARED if slow else tuning.SHARED // 4
     )
@@ -188,7 +207,16 @@ def _over_transposed(
             run(grad, result, offsets if scaled else result)
 
         return launch
+    return _in_two_passes(parts, axes, arrays, divides, by, scaled)
+
+
+def _in_two_passes(
+    parts: tuple[Plan, Plan], axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: bool
+) -> Launch | None:
+    """Sums over the transposed plan along the last axis, then along the others."""
     down, along = parts
+    shape, stride, out_shape, out_stride = arrays[:4]
+    swapped = arrays._replace(shape=out_shape, stride=out_stride, out_shape=shape, out_stride=stride)
     between = list(out_shape)
     between[axes[-1]] = shape[axes[-1]]
     wide = torch.promote_types(arrays.dtype, torch.float32)
@@ -310,13 +338,15 @@ def _rows(
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
-    lanes = tuning.THREADS * (4 if vec == 1 else 1 if common["HAS_INDEX"] and vec > 4 else 2)
-    lanes = lanes_for(n_lanes, lanes)
+    # Sums of channels or full vectors take no longer than their stores: more programs, of one run each.
+    short = not common["HAS_INDEX"] and (layout.channels or vec > 1)
+    lanes = 4 if vec == 1 else 1 if common["HAS_INDEX"] and vec > 4 else 2
+    lanes = lanes_for(n_lanes, tuning.THREADS * (1 if short else lanes))
     bounds = runs(axes[1], device)
     n_runs = len(bounds) - 1
     # About 32 rows per program, but enough programs to fill a large device.
     blocks = -(-n_lanes // lanes) * axes[0].size
-    each = max(1, min(-(-32 * n_runs // axes[1].size), n_runs * blocks // 2048))
+    each = 1 if short else max(1, min(-(-32 * n_runs // axes[1].size), n_runs * blocks // 2048))
     groups = -(-n_runs // each)
     x_strides, y_strides = (
         [s // x_unit for s in layout.input_strides],
@@ -341,7 +371,7 @@ def _rows(
         "LANES": lanes,
         "num_warps": min(4, lanes // 32),
     }
-    given = [t for a in axes for t in (*tables(a, device), *transposed_tables(a, True, device))] + [bounds]
+    given = [t for a in axes for t in (window_table(a, device), input_table(a, device)[0])] + [bounds]
     return launcher(row_backward_kernel, blocks * groups, numbers, constants, given, itemsize < 16)
 
 
@@ -363,57 +393,50 @@ def _windows(
     common: dict[str, Any],
     device: torch.device,
 ) -> Launch:
-    last = axes[2]
+    d, h, last = axes
     vec, x_unit, y_unit, columns = _inputs(last, layout, itemsize)
-    rows = axes[0].size * axes[1].size
-    overlap = prod(map(max_overlap, axes))
+    rows = d.size * h.size
     # Where few inputs have many windows each, every thread takes one input.
-    few = common["HAS_INDEX"] and overlap > 8
+    few = common["HAS_INDEX"] and prod(map(max_overlap, axes)) > 8
     if few and columns and prod(layout.sizes) * rows * (last.size // vec) < tuning.SATURATED:
         vec = x_unit = 1
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
     lanes = lanes_for(n_lanes, tuning.THREADS)
-    bounds = runs(axes[1], device)
-    if common["HAS_INDEX"]:
-        # Gradients of max pooling differ from row to row; rows share only the work on the last axis.
-        step = 1 if few and n_lanes * rows < 8 * tuning.SATURATED else 8
-        bounds = torch.arange(0, axes[1].size + step, step, dtype=torch.int32, device=device)
-        bounds.clamp_(max=axes[1].size)
-    n_runs = len(bounds) - 1
-    grid = -(-n_lanes // lanes) * axes[0].size * n_runs
+    # Rows share the work on the last axis, if there are enough of them.
+    each = 8 if n_lanes * rows >= 8 * tuning.SATURATED else 1
+    strips = -(-h.size // each)
+    grid = -(-n_lanes // lanes) * d.size * strips
     x_strides, y_strides = (
         [s // x_unit for s in layout.input_strides],
         [s // y_unit for s in layout.output_strides],
     )
     if not columns and vec > 1:
         x_strides[0] = y_strides[0] = 1
-    most, tabled = overlap_of(last, axes), is_irregular(axes)
-    common = common | {"DILATED": any(a.step > 1 for a in axes)}
-    given: list[Any] = []
-    for a in axes:
-        own = tables(a, device) if tabled or not a.regular else (None, None)
-        given += [*own, *transposed_tables(a, tabled, device)]
+    irregular = not all(a.regular for a in axes)
+    tables_, numbers_ = zip(*(input_table(a, device) for a in axes), strict=True)
+    windows = (window_table(a, device) for a in axes)
+    given = [*tables_, *optional(irregular or common["DIVIDE"] == 2, *windows)]
     numbers: list[Any] = [
-        *layout_numbers(n_lanes, n_c, n_w, layout, n_runs, axes[0].size),
+        *layout_numbers(n_lanes, n_c, n_w, layout, strips, d.size),
         *x_strides,
         *y_strides,
+        *(d.size, h.size, h.tap_range()[1], last.tap_range()[1]),
+        *(n for each_axis in zip(*numbers_, strict=True) for n in each_axis),
+        *(overlap_of(last, axes), strips, each, by, 1 / by),
     ]
-    numbers += [n for a in axes for n in (*axis_numbers(a), *containing(a, tabled)[2:])]
-    fewer = last.stride * (containing(last, tabled)[3] or 1) // last.step
-    numbers += [most, fewer, n_runs, by, 1 / by]
     constants = common | {
-        "OVERLAP": min(most, 2),
         "COLUMNS": columns,
-        "ONE_WINDOW": columns and one_window(last, vec),
         "X_UNIT": x_unit,
         "Y_UNIT": y_unit,
         "VEC": vec,
         "LANES": lanes,
+        "IRREGULAR": irregular,
+        "DILATED": any(a.step > 1 for a in axes),
         "num_warps": lanes // 32,
     }
-    return launcher(window_backward_kernel, grid, numbers, constants, [*given, bounds], itemsize < 16)
+    return launcher(window_backward_kernel, grid, numbers, constants, given, itemsize < 16)
 
 
 def _scatter(
@@ -429,7 +452,8 @@ def _scatter(
     n_lanes = n_planes * outs
     lanes = lanes_for(n_lanes, tuning.THREADS) if n_lanes >= tuning.FEW_LANES else 32
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
-    if packed(axes, layout) and plane * min(itemsize, 8) <= tuning.ZEROS and n_planes >= tuning.FEW_PLANES:
+    bytes_each, few = plane * min(itemsize, 8), n_planes < tuning.FEW_PLANES
+    if packed(axes, layout) and bytes_each <= (tuning.FEW_ZEROS if few else tuning.ZEROS):
         # Few enough planes that their zeros are still in the cache when the values are scattered.
         lanes = tuning.THREADS // 2 if itemsize < 4 and outs <= tuning.THREADS // 2 else tuning.THREADS
         planes = min(n_planes, next_power(-(-(2**10) // plane)), max(1, lanes // outs))
@@ -441,16 +465,16 @@ def _scatter(
         *layout.input_strides,
         *layout.output_strides,
     ]
-    tabled = is_irregular(axes)
     given: list[Tensor | None] = []
     for a in axes:
-        numbers += [*axis_numbers(a)[:6], *containing(a, tabled)[2:]]
-        starts = tables(a, device)[0] if tabled or not a.regular else None
-        given += [starts, *transposed_tables(a, tabled, device)]
+        table, steps = input_table(a, device)
+        numbers += [a.size, a.out, a.tap_range()[1], *steps]
+        given += [window_table(a, device), table]
     constants = {key: common[key] for key in ("COMPUTE", "INT64", "CHANNELS", "LEADS")} | {
         "VEC": vec,
         "EDGES": vec > 0 and zeros_each % vec > 0,
         "ONCE": lanes_each <= lanes,
+        "IRREGULAR": not all(a.regular for a in axes),
         "DILATED": any(a.step > 1 for a in axes),
         "LANES": lanes,
         "num_warps": lanes // 32,

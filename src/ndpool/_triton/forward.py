@@ -6,9 +6,7 @@ planes to `planes`. Called by the CUDA part of the PyTorch framework, which cach
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from ndpool._triton.launch import (
     SQUARES,
     SUM,
     Launch,
-    axis_numbers,
     compute_type,
     divide_by,
     identity,
@@ -37,6 +34,7 @@ from ndpool._triton.launch import (
     tables,
     three_axes,
     whole_planes,
+    window_table,
 )
 from ndpool._triton.memory import BYTES, LIMIT, Arrays, Layout, channel_vector, layout_of, next_power, widest
 from ndpool._triton.planes import channels_forward, plane_forward, rows_of_channels
@@ -96,15 +94,10 @@ def forward(
         if found is not None:
             return found
     if is_dense(three):
-        # Indices need the row in the plane; single bytes are too little work for a thread with one row.
-        rows_only = split_rows(plan, axes, memory) if kind != INDEX64 and size > 1 else None
-        rows_, rows_layout = rows_only or (three, layout)
-        found = strip(
-            rows_, rows_layout, size, by, common | layout_constants(rows_layout) | {"DIVIDE": divide}
-        )
+        found = strip(three, layout, size, by, common | {"DIVIDE": divide})
         if found is not None:
             return found
-    if unpadded(three):
+    if unpadded(three) and prod(a.kernel for a in three) >= tuning.SEGMENT_TAPS:
         found = _segments(three, layout, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found
@@ -117,42 +110,6 @@ def _few_lanes(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> boo
         return False
     lanes = prod(layout.sizes) // channel_vector(layout, itemsize) * prod(a.out for a in axes)
     return lanes < tuning.FEW_LANES and prod(a.kernel for a in axes) >= 64
-
-
-def split_rows(
-    plan: Plan, axes: tuple[int, ...], memory: Iterable[tuple[int, ...]], *, written: bool = False
-) -> tuple[tuple[AxisPlan, ...], Layout] | None:
-    """Treat every row of windows as a plane of its own, so that lanes follow memory, or None.
-
-    Rows must be disjoint and, if `written`, cover the input. In small problems rows that are only read may
-    overlap or leave input out. `memory`: shape and strides of the input, then of the output.
-    """
-    shape, stride, out_shape, out_stride = memory
-    *outer, last = zip(plan.axes, axes, strict=True)
-    few = len(outer) == 1 and prod(out_shape) < 2 * tuning.SATURATED and not written
-    for p, _ in outer:
-        used = p.end + (p.stride - p.kernel if written else 0)
-        shared = p.kernel > p.stride and not (few and p.stride > 1)
-        if shared or p.origin or used > p.size or (written and used < p.size):
-            return None
-    if not outer:
-        return None
-    leads = [(n, stride[a], out_shape[a], out_stride[a]) for a, n in enumerate(shape) if a not in axes]
-    leads += [(p.out, p.stride * stride[a], p.out, out_stride[a]) for p, a in outer]
-    leads.sort(key=itemgetter(1), reverse=True)
-    rows = [
-        AxisPlan(n, 1, p.kernel, p.stride, 1, 0, (0, n))
-        for p, _ in outer
-        for n in [p.stride if written else p.kernel]
-    ]
-    inner = [(row.size, stride[a], 1, 0) for row, (_, a) in zip(rows, outer, strict=True)]
-    axis, a = last
-    inner.append((shape[a], stride[a], out_shape[a], out_stride[a]))
-    layout = layout_of(range(len(leads), len(leads) + len(inner)), *zip(*leads, *inner, strict=True))
-    if layout is None:
-        return None
-    # Always two leading axes: whether they merge depends on sizes, which must not choose another kernel.
-    return three_axes(Plan([*rows, axis])), layout._replace(leads=2)
 
 
 def segment_shape(
@@ -194,7 +151,10 @@ def _segments(
     if layout.channels or layout.input_strides[5] != 1:
         return None
     n_planes = layout.sizes[1] * layout.sizes[2]
-    n_windows, least = n_planes * last.out, int(last.windows()[1].min())
+    n_windows, least = n_planes * last.out, min(int(a.windows()[1].min()) for a in axes)
+    if not least:
+        return None
+    least = int(last.windows()[1].min())
     # Full vectors are loaded: the last one must not reach past the input.
     single = d.size == h.size == 1
     how = (single, common["KIND"] != 0, d.out * h.out * n_windows)
@@ -265,27 +225,39 @@ def _windows(
     )
     if vec > 1:
         x_strides[0] = y_strides[0] = 1
+    kernels, steps, sizes = (
+        [*values] for values in zip(*((a.tap_range()[1], a.step, a.size) for a in axes), strict=True)
+    )
+    # Marks of taps along each axis: offsets in the window, or indices in the plane.
+    indices = common["KIND"] == INDEX64
+    _, n_h, n_w = sizes if indices else kernels
+    marks = (n_h * n_w * steps[0], n_w * steps[1], steps[2]) if indices else (n_h * n_w, n_w, 1)
     numbers: list[Any] = [
         *layout_numbers(n_lanes, n_c, last.out, layout, axes[1].out, axes[0].out),
         *x_strides,
         *y_strides,
         *(layout.plane_steps if per_plane else (0, 0, 0)),
+        axes[0].out,
+        axes[1].out,
+        *(a.out if a.starts is not None and a.starts.ndim == 2 else 0 for a in axes),
+        *(step * stride for step, stride in zip(steps, x_strides[3:], strict=True)),
+        kernels[2],
+        *marks,
+        *sizes[1:],
     ]
-    numbers += [n for a in axes for n in axis_numbers(a)] + [by, 1 / by, prod(a.kernel for a in axes)]
-    tabled = [not a.regular or (a.size > 1 and is_irregular(axes)) for a in axes]
+    numbers += [by, 1 / by, prod(a.kernel for a in axes)]
     constants = common | {
         "UNIT": vec,
         "VEC": vec,
         "LANES": lanes,
+        "PER_PLANE": per_plane,
+        "FLAT": kernels[2] <= 4,
         # Whether indices, also those of taps beside the input, need 64 bits.
-        "WIDE": prod(a.size + 2 * a.kernel * a.step for a in axes) > LIMIT and common["KIND"] == INDEX64,
-        # Comparisons have a longer latency than sums.
-        "UNROLL": 4 if common["OP"] == 2 else 8,
+        "WIDE": prod(a.size + 2 * a.kernel * a.step for a in axes) > LIMIT and indices,
+        "UNROLL": 4 if common["OP"] == SUM else 8,  # comparisons have a longer latency than sums
         "num_warps": lanes // 32,
     }
     # Tables of per-plane windows are used once.
-    make = tables.__wrapped__ if per_plane else tables
-    given = [
-        t for a, own in zip(axes, tabled, strict=True) for t in (make(a, device) if own else (None, None))
-    ]
+    make = window_table.__wrapped__ if per_plane else window_table
+    given = [make(a, device) for a in axes]
     return launcher(window_forward_kernel, grid, numbers, constants, given, itemsize < 16)

@@ -70,6 +70,28 @@ def tables(axis: AxisPlan, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(128)
+def window_table(axis: AxisPlan, device: torch.device) -> Tensor:
+    """One row per window in device memory: first input, number of taps, number of the first tap, divisor.
+
+    Taps are numbered from the first that lies inside the input in any window. A window without elements has
+    the first tap that would come next.
+    """
+    if axis.starts is not None and axis.counts is not None:
+        zeros = np.zeros_like(axis.starts)
+        found = np.stack([axis.starts, axis.counts, zeros, axis.counts], -1)
+    else:
+        front, kernel = axis.tap_range()
+        whole = axis.origin + axis.stride * np.arange(axis.out, dtype=np.int64)
+        first = whole + front * axis.step
+        lead = np.clip(-(first // axis.step), 0, kernel - 1)
+        start = first + lead * axis.step
+        taps = np.clip(-((start - axis.size) // axis.step), 0, kernel - lead) * (start >= 0)
+        low, high = (np.clip(-((whole - end) // axis.step), 0, axis.kernel) for end in axis.bounds)
+        found = np.stack([start, taps, lead, np.maximum(1, high - low)], -1)
+    return torch.from_numpy(found).to(torch.int64 if axis.size > LIMIT else torch.int32).to(device)
+
+
+@lru_cache(128)
 def containing(axis: AxisPlan, tabled: bool) -> tuple[Any, Any, int | None, int | None]:
     """Outputs that contain each input: tables of the first and of their number, then period and spacing.
 
@@ -87,12 +109,31 @@ def containing(axis: AxisPlan, tabled: bool) -> tuple[Any, Any, int | None, int 
 
 
 @lru_cache(128)
-def transposed_tables(axis: AxisPlan, tabled: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The tables of `containing` in device memory."""
+def input_table(axis: AxisPlan, device: torch.device) -> tuple[Tensor, list[int]]:
+    """One row per input in device memory: first output that contains it, how many do, its tap there, 0.
+
+    Then step, spacing of these outputs, and by how much the tap decreases from one to the next.
+    """
+    if axis.starts is not None and axis.starts.ndim != 1:
+        raise ValueError("ndpool: a backward pass needs windows that all planes share")
+    front, kernel = axis.tap_range()
+    inside = axis
+    if axis.starts is None:
+        inside = replace(axis, kernel=kernel, origin=axis.origin + front * axis.step)
+    back = inside.transposed()
+    firsts, counts = back.windows()
+    i = np.arange(axis.size, dtype=np.int64)
+    if inside.starts is None:
+        taps = (i - inside.origin - firsts * inside.stride) // inside.step
+    else:
+        taps = i - inside.starts[np.minimum(firsts, axis.out - 1)]
+    found = np.stack([firsts, counts, taps, np.zeros_like(i)], -1)
     kind = torch.int64 if axis.size > LIMIT else torch.int32
-    firsts, counts, _, _ = containing(axis, tabled)
-    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in (firsts, counts))
-    return a, b
+    return torch.from_numpy(found).to(kind).to(device), [
+        axis.step,
+        back.step,
+        inside.stride * back.step // inside.step,
+    ]
 
 
 @lru_cache(128)
@@ -307,12 +348,6 @@ def lanes_for(n_lanes: int, most: int) -> int:
 def launches_dependents(grid: int, moved: int) -> bool:
     """Whether programs that move so many bytes should start the next kernel early, which delays them."""
     return grid < 2048 or moved >= 2**13
-
-
-def axis_numbers(a: AxisPlan) -> list[int]:
-    """An axis as the window kernels take it, without taps that are padding in every window."""
-    front, kernel = a.tap_range()
-    return [a.size, a.out, kernel, a.stride, a.step, a.origin + front * a.step, a.kernel, front, *a.bounds]
 
 
 def whole_planes(axes: tuple[AxisPlan, ...], layout: Layout) -> bool:

@@ -116,6 +116,13 @@ def _plane_pass(
         lanes = 64  # sums need few registers
     threads = max(lanes, tuning.THREADS if common["OP"] == SUM or itemsize > 2 else tuning.THREADS // 2)
     parts = -(-vectors // lanes)
+    if tuning.SMALL_PLANE < size <= tuning.LARGE_PLANE:
+        # Few kernels for all sizes: always as many loads, by one of a few numbers of lanes.
+        unit = widest_or_one(itemsize, *pitches)
+        shifted = dense and unit > 1
+        vectors = -(-(size + (unit - 1) * shifted) // unit)
+        parts, lanes = 8, next(n for n in (16, 64, 256, 1024) if 8 * n >= vectors)
+        threads = max(lanes, tuning.THREADS)
     if size > tuning.LARGE_PLANE or lanes > 2 * tuning.THREADS:
         # One kernel for all sizes.
         unit = widest_or_one(itemsize, *pitches)
@@ -137,7 +144,7 @@ def _plane_pass(
         "UNIT": unit,
         "SHIFTED": shifted,
         "PARTS": parts,
-        "FULL": min(parts, size // width),
+        "FULL": min(parts, size // width) if size <= tuning.SMALL_PLANE else 0,
         "PIECES": pieces,
         "LEADS": max(1, layout.leads),
         "num_warps": threads // 32,

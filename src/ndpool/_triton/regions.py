@@ -84,7 +84,6 @@ def region_backward(
         "OVERLAP": most,
         "VEC": vec,
         "BLOCK": 512,
-        "EDGES": plane % vec > 0,
         "num_warps": 4,
     }
     return launcher(region_backward_kernel, planes, numbers, constants, [windows, shares, regions], True)

@@ -17,6 +17,7 @@ NORM_TAPS = 256  # likewise, of norms: more are left to powers, an average and r
 NORM_PASSES = 4  # strides by which windows of a norm overlap, from which its axes are pooled one by one
 
 # Segments of contiguous rows.
+SEGMENT_TAPS = 1  # taps of an irregular window from which segments are faster than single windows
 VECTOR_TAPS = 65  # taps of a regular window from which segments are faster than strips
 LONG_ROW = 64  # taps of a window's row from which more threads share it
 
@@ -27,27 +28,35 @@ PIECE = 2**14  # elements that one program reduces faster than more programs can
 SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than a second kernel starts
 
 # Whole planes.
+SMALL_PLANE = 64  # elements up to which every size has a kernel of its own
 LARGE_PLANE = 2**12  # elements from which the kernel loops
 CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by side
 
 # Gradients of max pooling, scattered into zeros.
 SPARSE = 16  # inputs per output from which this pays; a half or a quarter where gathers are slow
 SHARED = 32  # windows that contain one input, up to which this pays where gathers are slow; else a quarter
+SCATTER_WORK = 4  # windows per input that it visits, up to which this pays in volumes with larger overlaps
 SHORT_ROW = 256  # bytes of a row
 ZEROS = 2**16  # bytes of a plane that one program fills with zeros
 FEW_PLANES = 512  # too few to fill the device
+FEW_ZEROS = 2**13  # likewise, of few planes
 
-# Gradients of max pooling with large overlapping windows, by scans.
+# Gradients of max pooling with large overlapping windows, by scans of contiguous rows, or by walks.
 SCAN_OVERLAP = 49  # windows that contain one input, from which this pays
-SCAN_OVERLAP_HALF = 16  # likewise of half types, in contiguous volumes or if no window has stride 1
+WALK_OVERLAP = 25  # likewise in channels-last arrays
+WALK_UNBLOCKED = 9  # likewise where blocks would be too large
 SCAN_TAGS = 254  # rows of a window that one byte can number
 SCAN_COLUMNS = 128  # outputs of a row that a warp scans
 SCAN_PROGRAMS = 2112  # what a large device runs at a time
+WALK_STEP = 8  # outputs that a lane loads ahead
+WALK_LANES = 2**17  # that fill the device
+WALK_SCRATCH = 2**24  # bytes of sums that stay in the cache from one axis to the next
 
 # Gradients of sums with stride 1: windows from which one axis is summed first.
 SUM_PASSES = 14, 20  # of contiguous rows, of half types
 SUM_PASSES_SCALED = 10  # of norms
 SUM_PASSES_CHANNELS = 8
+SUM_OVERLAP = 36  # windows that contain one input, from which this holds for any stride of channels
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number

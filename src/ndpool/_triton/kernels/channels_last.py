@@ -2,7 +2,8 @@
 
 Forward, a program reduces a block of channels over one window, many positions at a time. Where there are too
 few windows, these are cut, and a second launch of the same kernel merges the pieces; the first one stores
-values and, for max, offsets. All sizes are run-time arguments.
+values and, for max, offsets. All sizes are run-time arguments. The backward kernel stays for adaptive max
+pooling of 7x7 to 1 in bfloat16, twice as fast as `row_backward`.
 """
 
 import triton

@@ -43,7 +43,6 @@ SIZES = [
 SIZES += ["y_c", "y_1", "y_2", "y_d", "y_h", "y_w", "divisor", "inverse"]
 AXIS = ["size", "out", "kernel", "stride", "step", "origin", "full", "front", "lo", "hi"]
 AXES = [f"{name}_{axis}" for axis in "dhw" for name in AXIS]
-TRANSPOSED = [f"{name}_{axis}" for axis in "dhw" for name in ("period", "spacing")]
 
 
 @triton.jit
@@ -68,6 +67,12 @@ def split(pid, n, m, m_n, m_m, INT64: tl.constexpr):
         rest = divide(pid, n, m_n, INT64)
         block = divide(rest, m, m_m, INT64)
         return pid - rest * n, rest - block * m, block
+
+
+@triton.jit
+def table_row(table, o):
+    """Address of a row of a table with four columns, in 64 bits."""
+    return table + tl.full([], 4, tl.int64) * o
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """Whole-plane windows in contiguous arrays, many planes per program.
 
 Forward, each lane reduces a few elements, then the lanes of a plane are merged. Backward, all planes are
-written as one flat array.
+written as one flat array. Stays for adaptive pooling of 7x7 to 1: 2 to 3 times as fast as `strip_forward`,
+backward 1.1 to 4 times as fast as `row_backward`.
 """
 
 import triton

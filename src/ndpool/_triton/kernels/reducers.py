@@ -323,3 +323,15 @@ def quotient_by_inverse(total, by, inverse):
         return tl.where(rest == rest, tl.fma(rest, inverse, guess), guess)
     else:
         return quotient(positive_zero(total), by)
+
+
+@triton.jit
+def quotient_of_channels(total, by):
+    """`quotient` by the divisors of a column, which all channels share: their inverses are computed once."""
+    if total.shape[1] > by.shape[1] and total.dtype == tl.float32:
+        inverse = tl.div_rn(tl.full(by.shape, 1.0, tl.float32), by.to(tl.float32))
+        return quotient_by_inverse(
+            total, tl.broadcast_to(by, total.shape), tl.broadcast_to(inverse, total.shape)
+        )
+    else:
+        return quotient(total, by)

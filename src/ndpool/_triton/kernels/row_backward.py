@@ -1,14 +1,15 @@
 """Backward for windows that overlap little: a gradient is read once and written to many rows.
 
-All axes have tables; no tap is padding. Rows come in runs that are contained in the same windows. Every input
-sums its outputs in increasing order.
+No tap is padding; tables are those of `window_backward`. Rows come in runs that are contained in the same
+windows. Every input sums its outputs in increasing order. Stays for adaptive max pooling of 61x53 to 6 in
+channels-last arrays, 1.4 to 1.8 times as fast as `window_backward`.
 """
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, wait_for_previous
-from ndpool._triton.kernels.reducers import quotient, quotient_by_inverse, scaled, widen
+from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, table_row, wait_for_previous
+from ndpool._triton.kernels.reducers import quotient_by_inverse, quotient_of_channels, scaled, widen
 
 
 @triton.jit
@@ -21,14 +22,11 @@ def _windows(
     within,
     row,
     live,
-    starts_d,
-    counts_d,
+    windows_d,
     first_d,
     end_d,
-    starts_h,
-    counts_h,
-    starts_w,
-    counts_w,
+    windows_h,
+    windows_w,
     first_w,
     end_w,
     y_d,
@@ -61,12 +59,12 @@ def _windows(
             if DIVIDE == 1:
                 g = quotient_by_inverse(g, divisor, inverse)
             if DIVIDE == 2:
-                by = tl.load(counts_d + od) * tl.load(counts_h + oh)
-                g = quotient(g, by * tl.load(counts_w + ow))
+                by = tl.load(table_row(windows_d, od) + 1) * tl.load(table_row(windows_h, oh) + 1)
+                g = quotient_of_channels(g, by * tl.load(table_row(windows_w, ow) + 1))
             tap = g
             if HAS_INDEX:
-                first = (d - tl.load(starts_d + od)) * kernel_h - tl.load(starts_h + oh)
-                first = first * kernel_w + i - tl.load(starts_w + ow)
+                first = (d - tl.load(table_row(windows_d, od))) * kernel_h - tl.load(table_row(windows_h, oh))
+                first = first * kernel_w + i - tl.load(table_row(windows_w, ow))
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32) - (first + within)
             found, taps = found + (g,), taps + (tap,)
     return found, taps
@@ -77,18 +75,12 @@ def row_backward_kernel(
     grad,
     offsets,
     result,
-    starts_d,
-    counts_d,
-    firsts_d,
-    outs_d,
-    starts_h,
-    counts_h,
-    firsts_h,
-    outs_h,
-    starts_w,
-    counts_w,
-    firsts_w,
-    outs_w,
+    windows_d,
+    inputs_d,
+    windows_h,
+    inputs_h,
+    windows_w,
+    inputs_w,
     runs_h,
     n_lanes,
     n_c,
@@ -156,10 +148,10 @@ def row_backward_kernel(
             within = along
         else:
             i = i + along
-    first_d = tl.load(firsts_d + d)
-    end_d = first_d + tl.load(outs_d + d)
-    first_w = tl.load(firsts_w + i)
-    end_w = first_w + tl.load(outs_w + i)
+    first_d = tl.load(table_row(inputs_d, d))
+    end_d = first_d + tl.load(table_row(inputs_d, d) + 1)
+    first_w = tl.load(table_row(inputs_w, i))
+    end_w = first_w + tl.load(table_row(inputs_w, i) + 1)
     row = (base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT)[:, None] + inner
     line = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT + d * x_d * X_UNIT
     if COLUMNS:
@@ -175,14 +167,11 @@ def row_backward_kernel(
         within,
         row,
         live,
-        starts_d,
-        counts_d,
+        windows_d,
         first_d,
         end_d,
-        starts_h,
-        counts_h,
-        starts_w,
-        counts_w,
+        windows_h,
+        windows_w,
         first_w,
         end_w,
         y_d,
@@ -197,8 +186,8 @@ def row_backward_kernel(
         # Loaded in each iteration: Triton 3.6 treats a number carried from run to run as constant.
         begin = tl.load(runs_h + run)
         end = tl.load(runs_h + run + 1)
-        first_h = tl.load(firsts_h + begin)
-        end_h = first_h + tl.load(outs_h + begin)
+        first_h = tl.load(table_row(inputs_h, begin))
+        end_h = first_h + tl.load(table_row(inputs_h, begin) + 1)
         total = tl.zeros([LANES, VEC], COMPUTE)
         if HAS_INDEX:
             if end_h - first_h == 1:

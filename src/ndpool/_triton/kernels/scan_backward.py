@@ -1,10 +1,11 @@
-"""Backward of max pooling with large overlapping windows, at a cost that hardly depends on the window.
+"""Backward of max pooling with large overlapping windows in contiguous planes.
 
 Windows of one row that take their value from the same column of inputs are neighbours and take the same
 element of it: each of them contains every element of that column that the others contain. So a row of outputs
 falls into runs, one for each column it takes from. Sums of runs are handed to the columns, and a walk down
 each column adds those of all rows that take the same element; these rows follow each other, too. In volumes
-the same holds along the first axis: `depth_backward_kernel` walks along it.
+the same holds along the first axis: `depth_backward_kernel` walks along it. The cost hardly depends on the
+window. Stays for max pooling 13x13 with stride 1, 5 to 6 times as fast as `block_backward`.
 """
 
 import triton
@@ -13,9 +14,9 @@ import triton.language as tl
 from ndpool._triton.kernels.indexing import wait_for_previous
 from ndpool._triton.kernels.reducers import USE_PTX, widen
 
-_SIZES = ["items", "n_planes", "n_1", "n_c", "blocks_c", "blocks_w", "chunks", "width", "height"]
+_SIZES = ["items", "n_planes", "n_1", "blocks_w", "chunks", "width", "height"]
 _SIZES += ["home_tags", "depths"]
-_SIZES += ["x_1", "x_2", "x_h", "x_w", "y_1", "y_2", "y_h", "y_w", "size_h", "size_w", "out_h", "out_w"]
+_SIZES += ["x_1", "x_2", "x_h", "y_1", "y_2", "y_h", "size_h", "size_w", "out_h", "out_w"]
 
 
 @triton.jit
@@ -58,58 +59,6 @@ def _outputs(grad, offsets, at, oh, end, end_next, y_h, UNIT: tl.constexpr):
 
 
 @triton.jit
-def _walk(
-    tags,
-    sums,
-    grad,
-    offsets,
-    there,
-    at,
-    first_ow,
-    end_ow,
-    origin,
-    row,
-    n_h,
-    n_w,
-    y_w,
-    KD: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SW: tl.constexpr,
-    C: tl.constexpr,
-    STEP: tl.constexpr,
-):
-    """Sums of the runs of rows of outputs whose channels are contiguous, one column after the other.
-
-    `tags` and `sums` point to the first column of a row of outputs, whose first tap is in row `row`.
-    """
-    zero = at * 0
-    column = zero - 1
-    tap = zero
-    total = zero.to(tl.float32)
-    for ow in range(first_ow, end_ow, STEP):
-        g = ()
-        taps = ()
-        for k in tl.static_range(STEP):
-            ok = there & (ow + k + zero < end_ow)
-            g = g + (widen(tl.load(grad + at + (ow + k) * y_w, mask=ok, other=0), tl.float32),)
-            taps = taps + (tl.load(offsets + at + (ow + k) * y_w, mask=ok, other=0).to(tl.int32),)
-        for k in tl.static_range(STEP):
-            th = (taps[k].to(tl.uint32) // KW).to(tl.int32)
-            to = taps[k] - th * KW + ((ow + k) * SW - origin)
-            new = there & (ow + k + zero < end_ow) & (to != column)
-            ends = new & _within(row + _row_of(tap, KD, KH), n_h) & _within(column, n_w)
-            tl.store(tags + column * C, (tap + 1).to(tl.uint8), mask=ends)
-            tl.store(sums + column * C, total, mask=ends)
-            total = tl.where(new, g[k], total + g[k])
-            tap = tl.where(new, th, tap)
-            column = tl.where(new, to, column)
-    ends = there & _within(row + _row_of(tap, KD, KH), n_h) & _within(column, n_w)
-    tl.store(tags + column * C, (tap + 1).to(tl.uint8), mask=ends)
-    tl.store(sums + column * C, total, mask=ends)
-
-
-@triton.jit
 def _row_of(tap, KD: tl.constexpr, KH: tl.constexpr):
     """Row of a tap in its plane, from its row in the window."""
     if KD > 1:
@@ -121,17 +70,6 @@ def _row_of(tap, KD: tl.constexpr, KH: tl.constexpr):
 @triton.jit
 def _within(i, n):
     return i.to(tl.uint32) < n.to(tl.uint32)
-
-
-@triton.jit
-def _tile(N: tl.constexpr, P: tl.constexpr, C: tl.constexpr, CHANNELS: tl.constexpr):
-    """Row, column and channel of the elements of a tile; contiguous rows have no channels."""
-    if CHANNELS:
-        rows = tl.arange(0, N)[:, None, None]
-        columns = tl.arange(0, P)[None, :, None]
-        return rows, columns, tl.arange(0, C)[None, None, :]
-    else:
-        return tl.arange(0, N)[:, None], tl.arange(0, P)[None, :], 0
 
 
 @triton.jit
@@ -155,8 +93,6 @@ def scan_backward_kernel(
     items,
     n_planes,
     n_1,
-    n_c,
-    blocks_c,
     blocks_w,
     chunks,
     width,
@@ -164,11 +100,9 @@ def scan_backward_kernel(
     x_1,
     x_2,
     x_h,
-    x_w,
     y_1,
     y_2,
     y_h,
-    y_w,
     size_h,
     size_w,
     out_h,
@@ -184,12 +118,10 @@ def scan_backward_kernel(
     ROWS: tl.constexpr,
     OUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    C: tl.constexpr,
     UNIT: tl.constexpr,
-    CHANNELS: tl.constexpr,
     LEADS: tl.constexpr,
 ):
-    """Gradients of `height` rows and `width` columns of PLANES planes and C channels at a time.
+    """Gradients of `height` rows and `width` columns of PLANES planes at a time.
 
     Sums of runs go to the columns of their inputs through scratch memory, which each program has to itself:
     two pages of sums, and from `home_tags` on of tags, the row of the tap plus 1, or 0 where there is no run.
@@ -198,12 +130,12 @@ def scan_backward_kernel(
     index of the tap plus 1 or 0, for `depth_backward_kernel`.
     """
     HEIGHT: tl.constexpr = PLANES * ROWS
-    PAGE: tl.constexpr = HEIGHT * INPUTS * C
+    PAGE: tl.constexpr = HEIGHT * INPUTS
     FIRST_ROW: tl.constexpr = 0 if KD == 1 else -1  # a sum of 0 may be stored, but no depth
     pid = tl.program_id(0)
     wait_for_previous()
-    q, j, cj = _tile(PLANES, INPUTS, C, CHANNELS)
-    sz, jz, cz = _tile(HEIGHT, INPUTS, C, CHANNELS)
+    q = tl.arange(0, PLANES)[:, None]
+    j = tl.arange(0, INPUTS)[None, :]
     s = tl.arange(0, HEIGHT)[:, None]
     home = scratch + pid.to(tl.int64) * (2 * PAGE)
     tags_home = (scratch + home_tags).to(tl.pointer_type(tl.uint8)) + pid.to(tl.int64) * (2 * PAGE)
@@ -212,27 +144,19 @@ def scan_backward_kernel(
         first_h = (item - rest * chunks) * height
         group = rest // blocks_w
         first_w = (rest - group * blocks_w) * width
-        channel = 0
-        if CHANNELS:
-            rest = group
-            group = rest // blocks_c
-            channel = (rest - group * blocks_c) * C
         n_h = tl.minimum(height, size_h - first_h)
         n_w = tl.minimum(width, size_w - first_w)
         # Outputs that may have taken their value from these inputs.
         first_oh = tl.maximum(0, first_h + PH - KH + SH) // SH
         end_oh = tl.minimum(out_h, (first_h + n_h - 1 + PH) // SH + 1)
         first_ow = tl.maximum(0, first_w + PW - KW + SW) // (SW * UNIT) * UNIT
-        end_ow = tl.minimum(out_w, (first_w + n_w - 1 + PW) // SW + 1)
         left = n_planes - group * PLANES
         own = (q < left) & (j < n_w)
-        if CHANNELS:
-            own = own & (channel + cj < n_c)
         end_i = tl.where(own, n_h, 0)  # rows of inputs; 0 beside the planes
         plane = group * PLANES
-        y_base = _base(plane, n_1, y_1, y_2, LEADS) * UNIT + channel
-        x_base = _base(plane, n_1, x_1, x_2, LEADS) + first_w * x_w + channel + first_h.to(tl.int64) * x_h
-        x_at = q * x_1 + j * x_w + cj
+        y_base = _base(plane, n_1, y_1, y_2, LEADS) * UNIT
+        x_base = _base(plane, n_1, x_1, x_2, LEADS) + first_w + first_h.to(tl.int64) * x_h
+        x_at = q * x_1 + j
         target = result + x_base
         if KD > 1:
             target = (result + depths).to(tl.pointer_type(tl.uint8)) + x_base
@@ -244,69 +168,42 @@ def scan_backward_kernel(
         reach = first_oh * SH + KH - SH - PH - first_h
         for above in range(0, reach):
             tl.store(target + (x_at + above * x_h), zero, mask=above < end_i)
-        if not CHANNELS:
-            ow = first_ow + tl.arange(0, OUTS)[None, :]
-            end = tl.where((s // ROWS < left) & (ow < out_w), end_oh, 0)
-            end_next = tl.where((s // ROWS < left) & (ow + 1 < out_w), end_oh, 0)
-            given = (grad + y_base, offsets + y_base, (s // ROWS) * y_1 * UNIT + ow)
-            g, taps, after = _outputs(*given, first_oh + s % ROWS, end, end_next, y_h, UNIT)
+        ow = first_ow + tl.arange(0, OUTS)[None, :]
+        end = tl.where((s // ROWS < left) & (ow < out_w), end_oh, 0)
+        end_next = tl.where((s // ROWS < left) & (ow + 1 < out_w), end_oh, 0)
+        given = (grad + y_base, offsets + y_base, (s // ROWS) * y_1 * UNIT + ow)
+        g, taps, after = _outputs(*given, first_oh + s % ROWS, end, end_next, y_h, UNIT)
         for start in range(first_oh, end_oh, ROWS):
             page = (start - first_oh) // ROWS % 2 * PAGE
             tags = tags_home + page
             sums = home + page
-            tl.store(tags + ((sz * INPUTS + jz) * C + cz), tl.zeros((sz + jz + cz).shape, tl.uint8))
+            tl.store(tags + (s * INPUTS + j), tl.zeros([HEIGHT, INPUTS], tl.uint8))
             begin = start * SH + KH - SH - PH - first_h
             for k in tl.static_range(ROWS * SH):
                 there = (begin + k < end_i) & (begin + k + j * 0 >= 0)
                 tl.store(target + (x_at + (begin + k) * x_h), zero, mask=there)
-            if CHANNELS:
-                c = tl.arange(0, C)[None, :]
-                oh = start + s
-                tl.debug_barrier()
-                _walk(
-                    tags + (s * (INPUTS * C) + c),
-                    sums + (s * (INPUTS * C) + c),
-                    grad + y_base,
-                    offsets + y_base,
-                    (oh < end_oh) & (channel + c < n_c),
-                    oh * y_h + c,
-                    first_ow,
-                    end_ow,
-                    PW + first_w,
-                    oh * SH - (PH + first_h),
-                    n_h,
-                    n_w,
-                    y_w,
-                    KD,
-                    KH,
-                    KW,
-                    SW,
-                    C,
-                    8,
-                )
-            else:
-                oh = start + s % ROWS
-                tap = taps.to(tl.int32)
-                th = (tap.to(tl.uint32) // KW).to(tl.int32)
-                tw = tap - th * KW
-                to = tw + (ow * SW - (PW + first_w))
-                # The next window takes the same element at an offset that is smaller by the stride.
-                ends = (after.to(tl.int32) != tap - SW) | (tw < SW) | (oh >= end_next)
-                ends = (
-                    ends
-                    & (oh < end)
-                    & _within(_row_of(th, KD, KH) + (oh * SH - (PH + first_h)), n_h)
-                    & _within(to, n_w)
-                )
-                _, found = tl.associative_scan((to, widen(g, tl.float32)), 1, _add_to_run)
-                tl.debug_barrier()
-                _scattered(tags + (s * INPUTS + to), (th + 1).to(tl.uint8), ends)
-                _scattered(sums + (s * INPUTS + to), found, ends)
-                # What the next iteration reads, before this one waits.
-                g, taps, after = _outputs(*given, oh + ROWS, end, end_next, y_h, UNIT)
+            oh = start + s % ROWS
+            tap = taps.to(tl.int32)
+            th = (tap.to(tl.uint32) // KW).to(tl.int32)
+            tw = tap - th * KW
+            to = tw + (ow * SW - (PW + first_w))
+            # The next window takes the same element at an offset that is smaller by the stride.
+            ends = (after.to(tl.int32) != tap - SW) | (tw < SW) | (oh >= end_next)
+            ends = (
+                ends
+                & (oh < end)
+                & _within(_row_of(th, KD, KH) + (oh * SH - (PH + first_h)), n_h)
+                & _within(to, n_w)
+            )
+            _, found = tl.associative_scan((to, widen(g, tl.float32)), 1, _add_to_run)
+            tl.debug_barrier()
+            _scattered(tags + (s * INPUTS + to), (th + 1).to(tl.uint8), ends)
+            _scattered(sums + (s * INPUTS + to), found, ends)
+            # What the next iteration reads, before this one waits.
+            g, taps, after = _outputs(*given, oh + ROWS, end, end_next, y_h, UNIT)
             tl.debug_barrier()
             for k in tl.static_range(ROWS):
-                at = ((q * ROWS + k) * INPUTS + j) * C + cj
+                at = (q * ROWS + k) * INPUTS + j
                 tag = tl.load(tags + at).to(tl.int32)
                 v = tl.load(sums + at)
                 h = _row_of(tag - 1, KD, KH) + ((start + k) * SH - (PH + first_h))

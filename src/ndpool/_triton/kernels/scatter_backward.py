@@ -1,58 +1,48 @@
 """Backward of max pooling with windows so large that most gradients are zero: zeros, then a scatter.
 
-If planes are contiguous and not too large, a program first writes the zeros of its own planes.
+If planes are contiguous and not too large, a program first writes the zeros of its own planes. Stays for
+adaptive max pooling of 61x53 to 6, 1.8 to 2 times as fast as `row_backward`.
 """
 
 import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.indexing import (
-    AXES,
     SIZES,
-    TRANSPOSED,
     base_of,
     coordinates_of,
+    table_row,
     wait_for_previous,
 )
 from ndpool._triton.kernels.reducers import widen
-from ndpool._triton.kernels.window_backward import nth_output, outputs_containing, tap_of
+from ndpool._triton.kernels.window_backward import outputs_of_input, tap_in
 
 
 @triton.jit
 def _position(tap, o, axis):
-    tables, numbers, _ = axis
-    starts, _, _ = tables
-    _, _, _, stride, step, origin = numbers
-    if starts is not None:
-        return tl.load(starts + o) + tap
-    else:
-        return o * stride + origin + tap * step
+    tables, numbers = axis
+    windows, _ = tables
+    _, _, _, step, _, _ = numbers
+    row = table_row(windows, o)
+    return tl.load(row) + (tap - tl.load(row + 2)) * step
 
 
 @triton.jit
 def _containing(i, axis):
-    """First output along an axis that contains each input, and how many do."""
-    tables, numbers, phases = axis
-    _, firsts, counts = tables
-    period, spacing = phases
-    _, out, _, _, _, _ = numbers
-    return outputs_containing(i, firsts, counts, period, spacing, out)
+    """First output along an axis that contains each input, how many do, and its tap in the first."""
+    tables, _ = axis
+    _, inputs = tables
+    return outputs_of_input(i, inputs)
 
 
 @triton.jit
-def _nth(first, m, ok, axis):
-    """The m-th output along an axis, 0 where there is none."""
-    _, _, phases = axis
-    _, spacing = phases
-    return tl.where(ok, nth_output(first, m, spacing), 0)
-
-
-@triton.jit
-def _tap(i, o, axis, DILATED: tl.constexpr):
-    tables, numbers, _ = axis
-    starts, _, _ = tables
-    _, _, _, stride, step, origin = numbers
-    return tap_of(i, o, starts, stride, step, origin, DILATED)
+def _nth(i, first, m, tap, ok, axis, IRREGULAR: tl.constexpr, DILATED: tl.constexpr):
+    """The m-th output along an axis, 0 where there is none, and the tap of the input there."""
+    tables, numbers = axis
+    windows, _ = tables
+    _, _, _, step, spacing, fewer = numbers
+    o = tl.where(ok, first + m * spacing, 0)
+    return o, tap_in(i, o, m, tap, windows, step, fewer, IRREGULAR, DILATED)
 
 
 @triton.jit
@@ -70,6 +60,7 @@ def _gradient_of_input(
     OVERLAP_D: tl.constexpr,
     OVERLAP_H: tl.constexpr,
     OVERLAP_W: tl.constexpr,
+    IRREGULAR: tl.constexpr,
     DILATED: tl.constexpr,
     LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -79,15 +70,15 @@ def _gradient_of_input(
 ):
     """Inputs that LANES outputs took their values from, and the complete gradient of these inputs.
 
-    An axis is three tuples: tables of starts, first outputs and how many; size, outputs, taps, stride, step
-    and origin; period and spacing of the outputs.
+    An axis is two tuples: tables of windows and inputs; size, outputs, taps, and the numbers of
+    `launch.input_table`.
     """
     lanes_each, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1 = lanes
     x_c, x_1, x_2, x_d, x_h, x_w = x_strides
     y_c, y_1, y_2, y_d, y_h, y_w = y_strides
-    _, numbers_d, _ = axis_d
-    _, numbers_h, _ = axis_h
-    _, numbers_w, _ = axis_w
+    _, numbers_d = axis_d
+    _, numbers_h = axis_h
+    _, numbers_w = axis_w
     size_d, _, _, _, _, _ = numbers_d
     size_h, out_h, kernel_h, _, _, _ = numbers_h
     size_w, out_w, kernel_w, _, _, _ = numbers_w
@@ -111,20 +102,17 @@ def _gradient_of_input(
     i = tl.where(live, i, 0)
     h = tl.where(live, h, 0)
     d = tl.where(live, d, 0)
-    first_d, count_d = _containing(d, axis_d)
-    first_h, count_h = _containing(h, axis_h)
-    first_w, count_w = _containing(i, axis_w)
+    first_d, count_d, tap_d = _containing(d, axis_d)
+    first_h, count_h, tap_h = _containing(h, axis_h)
+    first_w, count_w, tap_w = _containing(i, axis_w)
     total = tl.zeros([LANES], COMPUTE)
     for md in tl.static_range(OVERLAP_D):
         for mh in tl.static_range(OVERLAP_H):
             for mw in tl.static_range(OVERLAP_W):
                 ok = live & (md < count_d) & (mh < count_h) & (mw < count_w)
-                other_d = _nth(first_d, md, ok, axis_d)
-                other_h = _nth(first_h, mh, ok, axis_h)
-                other_w = _nth(first_w, mw, ok, axis_w)
-                td = _tap(d, other_d, axis_d, DILATED)
-                th = _tap(h, other_h, axis_h, DILATED)
-                tw = _tap(i, other_w, axis_w, DILATED)
+                other_d, td = _nth(d, first_d, md, tap_d, ok, axis_d, IRREGULAR, DILATED)
+                other_h, th = _nth(h, first_h, mh, tap_h, ok, axis_h, IRREGULAR, DILATED)
+                other_w, tw = _nth(i, first_w, mw, tap_w, ok, axis_w, IRREGULAR, DILATED)
                 at = y_base + other_d * y_d + other_h * y_h + other_w * y_w
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
                 hit = ok & (tap == (td * kernel_h + th) * kernel_w + tw)
@@ -151,20 +139,27 @@ def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl
         tl.store(result + at, tl.zeros([2 * VEC], result.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=[*SIZES, *AXES, *TRANSPOSED, "lanes_each", "zeros_each", "zeros"])
+_NAMES = ("size", "out", "kernel", "step", "spacing", "fewer")
+_SIZES = [
+    *SIZES,
+    "lanes_each",
+    "zeros_each",
+    "zeros",
+    *(f"{name}_{axis}" for name in _NAMES for axis in "dhw"),
+]
+
+
+@triton.jit(do_not_specialize=_SIZES)
 def scatter_backward_kernel(
     grad,
     offsets,
     result,
-    starts_d,
-    firsts_d,
-    outs_d,
-    starts_h,
-    firsts_h,
-    outs_h,
-    starts_w,
-    firsts_w,
-    outs_w,
+    windows_d,
+    inputs_d,
+    windows_h,
+    inputs_h,
+    windows_w,
+    inputs_w,
     lanes_each,
     zeros_each,
     zeros,
@@ -190,30 +185,25 @@ def scatter_backward_kernel(
     size_d,
     out_d,
     kernel_d,
-    stride_d,
     step_d,
-    origin_d,
-    period_d,
     spacing_d,
+    fewer_d,
     size_h,
     out_h,
     kernel_h,
-    stride_h,
     step_h,
-    origin_h,
-    period_h,
     spacing_h,
+    fewer_h,
     size_w,
     out_w,
     kernel_w,
-    stride_w,
     step_w,
-    origin_w,
-    period_w,
     spacing_w,
+    fewer_w,
     OVERLAP_D: tl.constexpr,
     OVERLAP_H: tl.constexpr,
     OVERLAP_W: tl.constexpr,
+    IRREGULAR: tl.constexpr,
     DILATED: tl.constexpr,
     VEC: tl.constexpr,
     EDGES: tl.constexpr,
@@ -236,19 +226,16 @@ def scatter_backward_kernel(
     x_strides = (x_c, x_1, x_2, x_d, x_h, x_w)
     y_strides = (y_c, y_1, y_2, y_d, y_h, y_w)
     axis_d = (
-        (starts_d, firsts_d, outs_d),
-        (size_d, out_d, kernel_d, stride_d, step_d, origin_d),
-        (period_d, spacing_d),
+        (windows_d, inputs_d),
+        (size_d, out_d, kernel_d, step_d, spacing_d, fewer_d),
     )
     axis_h = (
-        (starts_h, firsts_h, outs_h),
-        (size_h, out_h, kernel_h, stride_h, step_h, origin_h),
-        (period_h, spacing_h),
+        (windows_h, inputs_h),
+        (size_h, out_h, kernel_h, step_h, spacing_h, fewer_h),
     )
     axis_w = (
-        (starts_w, firsts_w, outs_w),
-        (size_w, out_w, kernel_w, stride_w, step_w, origin_w),
-        (period_w, spacing_w),
+        (windows_w, inputs_w),
+        (size_w, out_w, kernel_w, step_w, spacing_w, fewer_w),
     )
     given = (pid, grad, offsets, lanes, x_strides, y_strides, axis_d, axis_h, axis_w)
     if ONCE:
@@ -259,6 +246,7 @@ def scatter_backward_kernel(
             OVERLAP_D,
             OVERLAP_H,
             OVERLAP_W,
+            IRREGULAR,
             DILATED,
             LANES,
             CHANNELS,
@@ -280,6 +268,7 @@ def scatter_backward_kernel(
                 OVERLAP_D,
                 OVERLAP_H,
                 OVERLAP_W,
+                IRREGULAR,
                 DILATED,
                 LANES,
                 CHANNELS,
