@@ -16,6 +16,7 @@ template <class R, class S, bool coded> struct Blocks {
   using V = typename R::V;
   static constexpr int N = wide<V>, broad = 4, few = 4;
   static constexpr int64_t most_copied = 64;  // rows at the end of the array
+  static constexpr int64_t many_rows = 16;    // of a plane, whose sums wait for each other
   static constexpr bool can_be_nan = R::picks && is_real<V>;
   static constexpr bool columned = sizeof(V) >= 4 && !coded;  // few lanes: rows become columns in a few steps
   using Vn = Vec<V, N>;
@@ -543,21 +544,35 @@ private:
     int64_t o = 0;
     for (; o + few <= n && x + reach <= end_; o += few, x += few * gap) {
       V folded[few][W * L + interleaved];
-      Vec<V, L> acc[few][W], seen[broad] = {};
-      for (int k = 0; k < few; ++k)
-        for (int v = 0; v < W; ++v) acc[k][v] = read_as<V, L>(x + k * gap + v * L);
-      if constexpr (can_be_nan)
-        for (int k = 0; k < few; ++k)
-          for (int v = 0; v < W; ++v) seen[k] += acc[k][v];
-      for (int64_t r = 1; r < rows.rows; ++r)
-        for (int k = 0; k < few; ++k)  // by turns, so that none waits for itself
-          for (int v = 0; v < W; ++v) {
-            const Vec<V, L> next = read_as<V, L>(x + k * gap + r * pitch + v * L);
+      Vec<V, L> seen[broad] = {};
+      if (W == 1 && rows.rows > many_rows) {  // by turns, so that none waits for itself
+        Vec<V, L> acc[few];
+        for (int k = 0; k < few; ++k) acc[k] = read_as<V, L>(x + k * gap);
+        for (int k = 0; k < few && can_be_nan; ++k) seen[k] += acc[k];
+        for (int64_t r = 1; r < rows.rows; ++r)
+          for (int k = 0; k < few; ++k) {
+            const Vec<V, L> next = read_as<V, L>(x + k * gap + r * pitch);
             if constexpr (can_be_nan) seen[k] += next;
-            acc[k][v] = merge(next, acc[k][v]);
+            acc[k] = merge(next, acc[k]);
           }
-      for (int k = 0; k < few; ++k)
-        for (int v = 0; v < W; ++v) write(folded[k] + v * L, acc[k][v]);
+        for (int k = 0; k < few; ++k) write(folded[k], acc[k]);
+      } else {  // one after the other, as they lie in memory
+        for (int k = 0; k < few; ++k) {
+          Vec<V, L> acc[W];
+          const S* from = x + k * gap;
+          for (int v = 0; v < W; ++v) acc[v] = read_as<V, L>(from + v * L);
+          for (int v = 0; v < W && can_be_nan; ++v) seen[v] += acc[v];
+          for (int64_t r = 1; r < rows.rows; ++r) {
+            from += pitch;
+            for (int v = 0; v < W; ++v) {
+              const Vec<V, L> next = read_as<V, L>(from + v * L);
+              if constexpr (can_be_nan) seen[v] += next;
+              acc[v] = merge(next, acc[v]);
+            }
+          }
+          for (int v = 0; v < W; ++v) write(folded[k] + v * L, acc[v]);
+        }
+      }
       if (nan_in(seen)) break;
       if (!R::picks && w.taps >= long_sum) {
         V sums[few];
