@@ -167,7 +167,8 @@ private:
   }
 
   // A vector of row `number` into what is folded so far.
-  static void fold_into(const S* x, C number, V* to, C* numbers, Vn& seen) {
+  __attribute__((always_inline)) static inline void fold_into(const S* x, C number, V* to, C* numbers,
+                                                              Vn& seen) {
     const Vn v = read_as<V, N>(x);
     if constexpr (can_be_nan) seen += v;
     if (number == 0) {
@@ -195,8 +196,20 @@ private:
       for (int64_t r = 0; r < rows.rows; ++r, ++number) {
         const S* from = x + s * rows.slab_pitch + r * rows.row_pitch;
         for (int64_t k = 0; k < end; k += broad)
-          for (int w = 0; w < broad; ++w)
-            fold_into(from + (k + w) * N, number, to + (k + w) * N, numbers_ + (k + w) * N, seen[w]);
+          for (int w = 0; w < broad; ++w) {
+            const int64_t at = (k + w) * N;
+            const Vn v = read_as<V, N>(from + at);
+            if constexpr (can_be_nan) seen[w] += v;
+            if (number == 0) {
+              write(to + at, v);
+              if constexpr (coded) write(numbers_ + at, Cn{});
+              continue;
+            }
+            const Vn acc = read<V, N>(to + at);
+            write(to + at, merge(v, acc));
+            if constexpr (coded)
+              write(numbers_ + at, R::beats(v, acc) ? Cn{} + number : read<C, N>(numbers_ + at));
+          }
       }
     return end;
   }

@@ -70,7 +70,9 @@ template <class R, class S, bool coded> struct ChannelsLast {
       for (int64_t o = o0; o < o1;
            ++o, y += p.y.pooled[last], extra += coded ? p.extra_array.pooled[last] : 0) {
         const Window w = window(walk.last(), o);
-        const Quotient<V> by(p.divisor ? p.divisor : p.divide ? outer.share * share(walk.last(), o) : 1);
+        const Quotient<V> by(R::picks || !p.divide ? 1
+                             : p.divisor           ? p.divisor
+                                                   : outer.share * share(walk.last(), o));
         Outer here = outer;
         here.first += C(w.lead) * here.col_code;
         here.position += begin_of(walk.last(), o);
