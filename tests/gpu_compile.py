@@ -152,13 +152,15 @@ def call(
         cuda.sum_backward(made, grad, last)
 
 
-# Functions whose kernels support any image size: reduction and output size.
+# Functions whose kernels support any image size: reduction, output size, sizes from and below.
 SIZED = {
-    "adaptive average to 7": ("avg", 7),
-    "adaptive max to 7": ("max", 7),
-    "adaptive average to 3": ("avg", 3),
-    "global average": ("avg", 1),
-    "global max": ("max", 1),
+    "adaptive average to 7": ("avg", 7, 24, 257),
+    "adaptive max to 7": ("max", 7, 24, 257),
+    "adaptive average to 3": ("avg", 3, 24, 257),
+    "global average": ("avg", 1, 65, 257),
+    "global max": ("max", 1, 65, 257),
+    "global average of small planes": ("avg", 1, 9, 65),
+    "global max of small planes": ("max", 1, 9, 65),
 }
 
 
@@ -170,10 +172,10 @@ def kernels_of_sizes(
     Aligned images have 64 channels, others a random number that may not fit full vectors. Regular windows,
     which have their own kernels, are left out, and so are whole planes of up to 64 elements.
     """
-    reduce, out = SIZED[name]
+    reduce, out, least, end = SIZED[name]
     rng, found = np.random.default_rng(5), {}
     for _ in range(n):
-        sizes = tuple(map(int, rng.integers(9 if out == 1 else 24, 257, 2)))
+        sizes = tuple(map(int, rng.integers(least, end, 2)))
         shape = (int(rng.integers(2, 65)), 64 if aligned else int(rng.integers(2, 600)), *sizes)
         if out > 1 and not any(size % out for size in sizes):
             continue
@@ -208,7 +210,7 @@ def count_windows(n: int) -> int:
 def count(n: int, most: int) -> int:
     """Print how many kernels n sizes need; return how many rows exceed `most`."""
     failures = 0
-    for (name, (reduce, _)), layout in product(SIZED.items(), ("contiguous", "channels_last")):
+    for (name, (reduce, *_)), layout in product(SIZED.items(), ("contiguous", "channels_last")):
         parts = PARTS if reduce == "max" else ("values", "backward")
         for dtype, aligned in product((torch.float32, torch.bfloat16), (True, False)):
             cells = {}
@@ -217,9 +219,7 @@ def count(n: int, most: int) -> int:
             # Rows and planes of any length are a second alignment class. Adaptive windows of contiguous rows
             # have a kernel of their own where they are too few to fill the device.
             few = name.startswith("adaptive") and layout == "contiguous"
-            # Contiguous planes have three kernels up to 4,096 elements, and one beyond.
-            planes = 3 * (name.startswith("global") and layout == "contiguous")
-            limits = {cell: most + (few or planes) * ("backward" not in cell) for cell in cells}
+            limits = {cell: most + (few and "backward" not in cell) for cell in cells}
             many = any(len(made) > limits[cell] * (1 if aligned else 2) for cell, made in cells.items())
             failures += many
             kind = "aligned" if aligned else "any"

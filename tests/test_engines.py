@@ -7,6 +7,7 @@ and without a few NaNs, infinities and zeros of both signs.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -166,6 +167,26 @@ def test_single_rows(isa, dtype, args):
         got, index = ndpool.max_pool1d(x, *args, return_indices=True)
         assert_same(got.to(torch.float64), want, signs=False)
         assert_same(x[0, 0][index[0, 0]].to(torch.float64), want[0, 0])
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "float32"])
+def test_windows_of_more_rows_than_a_byte_counts(isa, name):
+    """The best comes early and late, in rows that vectors may read beyond and in those they may not."""
+    for tall, wide in product((255, 256, 257, 300, 513, 700), (1, 3, 70, 400, 1300)):
+        x = np.random.default_rng(tall).integers(0, 100, (2, tall, wide)).astype(name)
+        x[0, 5], x[1, tall - 3] = 101, 101
+        for columns in {1, wide}:
+            kernel = (tall, columns)
+            folded = x.reshape(2, tall, wide // columns, columns)
+            for reduce in ("max", "min"):
+                want = getattr(np, reduce)(folded, axis=(1, 3))[:, None]
+                got = ndpool.pool(x, kernel, reduce=reduce, axes=(1, 2))
+                assert np.array_equal(got, want), (kernel, wide)
+            got, index = ndpool.max_pool2d(x, kernel, return_indices=True)
+            assert np.array_equal(got, folded.max((1, 3))[:, None])
+            rows, within = np.divmod(index, wide)
+            first = folded.transpose(0, 2, 1, 3).reshape(2, wide // columns, -1).argmax(2)[:, None]
+            assert np.array_equal(rows * columns + within % columns, first), (kernel, wide)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])

@@ -516,19 +516,22 @@ def test_backward(n, name, layout, dtype):
         assert_close(got, oracle.sum_backward(grad, truth, sizes, by).astype(dtype), plan.taps, magnitude)
 
 
+@pytest.mark.parametrize("padding", [0, 1])
 @pytest.mark.parametrize("reduce", ["sum", "avg", "lp"])
-def test_backward_over_more_rows_than_are_kept(reduce):
+def test_backward_over_more_rows_than_are_kept(reduce, padding):
     """81 slabs of outputs around an input: their rows are spread again for each input row."""
     sizes, kernel, axes = (17, 17, 3, 4), (9, 9, 2, 2), (1, 2, 3, 4)
-    plan = geometry.sliding("f", sizes, kernel, 1, 0, 1, False, strict=False)
-    truth = oracle.sliding_plan(sizes, list(kernel), 1, 0, 1, False)
+    plan = geometry.sliding("f", sizes, kernel, 1, padding, 1, False, False, strict=False)
+    truth = oracle.sliding_plan(sizes, list(kernel), 1, padding, 1, False)
     grad = small((3, *plan.out), np.float64, 2)
-    x, y = np.full((3, *sizes), 2.0), np.full(grad.shape, 2 * plan.taps**0.5)
+    rng = np.random.default_rng(7)
+    x, y = rng.uniform(1, 2, (3, *sizes)), rng.uniform(1, 2, grad.shape)
     saved = {"x": x, "y": y, "norm": 2.0} if reduce == "lp" else {}
-    by = {"sum": 1, "avg": plan.taps, "lp": plan.taps**0.5}[reduce]
     got = passes.backward(reduce, plan, grad, axes, **saved)
-    magnitude = oracle.sum_backward(np.abs(grad), truth, sizes, by)
-    assert_close(got, oracle.sum_backward(grad, truth, sizes, by), plan.taps, magnitude)
+    by = 1 if reduce == "sum" else oracle.counts(truth, padded=False)
+    given, weights = (grad * plan.taps / y, x) if saved else (grad, None)
+    magnitude = oracle.sum_backward(np.abs(given), truth, sizes, by, weights)
+    assert_close(got, oracle.sum_backward(given, truth, sizes, by, weights), plan.taps, magnitude)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

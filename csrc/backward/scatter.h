@@ -10,6 +10,13 @@
 namespace ndpool {
 namespace {
 
+// Whether windows are large: then it is cheaper to visit outputs than inputs.
+inline bool few_outputs(const Problem& p) {
+  double inputs = 1, outputs = 16;
+  for (int a = 0; a < p.n_axes; ++a) inputs *= double(p.axes[a].size), outputs *= double(p.axes[a].out);
+  return inputs >= outputs;
+}
+
 // Gradients are stored as S and add up in V.
 template <class V, class S, class Offset> class Scatter {
   using Place = std::uint32_t;

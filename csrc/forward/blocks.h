@@ -159,7 +159,7 @@ private:
     for (int64_t r = rows.rows; r < rows.rows + copied; ++r) {
       copy_exactly(x + r * rows.row_pitch, edge_, n);
       for (int64_t v = 0; v < vectors; ++v)
-        fold_into(edge_ + v * N, C(r), to + v * N, numbers_ + v * N, seen[0]);
+        fold_into(edge_ + v * N, r, to + v * N, numbers_ + v * N, seen[0]);
     }
     bool nan = false;
     for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j], numbers_ + j);
@@ -167,7 +167,7 @@ private:
   }
 
   // A vector of row `number` into what is folded so far.
-  __attribute__((always_inline)) static inline void fold_into(const S* x, C number, V* to, C* numbers,
+  __attribute__((always_inline)) static inline void fold_into(const S* x, int64_t number, V* to, C* numbers,
                                                               Vn& seen) {
     const Vn v = read_as<V, N>(x);
     if constexpr (can_be_nan) seen += v;
@@ -178,7 +178,7 @@ private:
     }
     const Vn acc = read<V, N>(to);
     write(to, merge(v, acc));
-    if constexpr (coded) write(numbers, R::beats(v, acc) ? Cn{} + number : read<C, N>(numbers));
+    if constexpr (coded) write(numbers, R::beats(v, acc) ? Cn{} + C(number) : read<C, N>(numbers));
   }
 
   // Sums of all elements: a NaN stays in them. Opposite infinities look like one, and are then looked at.
@@ -191,7 +191,7 @@ private:
   // The vectors of a row, then those of the next, four at a time; what is folded so far waits in L1.
   int64_t stream(const Rows& rows, const S* x, int64_t vectors, V* to, Vn (&seen)[broad]) const {
     const int64_t end = vectors / broad * broad;
-    C number = 0;
+    int64_t number = 0;
     for (int64_t s = 0; s < rows.slabs; ++s)
       for (int64_t r = 0; r < rows.rows; ++r, ++number) {
         const S* from = x + s * rows.slab_pitch + r * rows.row_pitch;
@@ -208,7 +208,7 @@ private:
             const Vn acc = read<V, N>(to + at);
             write(to + at, merge(v, acc));
             if constexpr (coded)
-              write(numbers_ + at, R::beats(v, acc) ? Cn{} + number : read<C, N>(numbers_ + at));
+              write(numbers_ + at, R::beats(v, acc) ? Cn{} + C(number) : read<C, N>(numbers_ + at));
           }
       }
     return end;
