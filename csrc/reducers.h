@@ -38,14 +38,23 @@ template <class T, class S> struct MaxOf : Max<T> {
   static T init() { return T(std::numeric_limits<S>::lowest()); }
 };
 
-// Minima are maxima in the reverse order: floats are negated, the bits of integers inverted, when they are loaded and
-// again when they are stored.
-template <class V> inline void reverse(V* row, int64_t n) {
-  for (int64_t j = 0; j < n; ++j) {
-    if constexpr (is_real<V>)
-      row[j] = -row[j];
-    else
-      row[j] = V(~row[j]);
+// Values that are compared in another order than their compute type's. Minima are maxima in the reverse order: floats are
+// negated, the bits of integers inverted. Unsigned integers of 32 and 64 bits are compared as signed ones, with their
+// highest bit inverted.
+inline bool is_unsigned(const Problem& p) {
+  return (p.op == Op::max || p.op == Op::min) && (p.x_type == Dtype::u32 || p.x_type == Dtype::u64);
+}
+inline bool reordered(const Problem& p) { return p.op == Op::min || is_unsigned(p); }
+
+// To that order, when they are loaded, and back when they are stored.
+template <class V> inline void reorder(const Problem& p, V* row, int64_t n) {
+  if (!reordered(p)) return;
+  if constexpr (is_real<V>) {
+    for (int64_t j = 0; j < n; ++j) row[j] = -row[j];
+  } else {
+    const V bits =
+        V((p.op == Op::min ? V(~V(0)) : V(0)) ^ (is_unsigned(p) ? std::numeric_limits<V>::lowest() : V(0)));
+    for (int64_t j = 0; j < n; ++j) row[j] = V(row[j] ^ bits);
   }
 }
 

@@ -534,6 +534,18 @@ def test_backward_over_more_rows_than_are_kept(reduce, padding):
     assert_close(got, oracle.sum_backward(given, truth, sizes, by, weights), plan.taps, magnitude)
 
 
+def test_lp_backward_of_other_layouts():
+    """Powers with the same bits, whatever the strides of the input."""
+    sizes = (40, 9)
+    plan = geometry.sliding("f", sizes, (3, 2), 1, 0, 1, False, strict=False)
+    x, grad = np.random.default_rng(1).standard_normal((20, *sizes)), small((20, *plan.out), np.float64, 2)
+    y = passes.forward("lp", plan, x, (1, 2), 4.0)
+    want = passes.backward("lp", plan, grad, (1, 2), norm=4.0, x=x, y=y)
+    for other in (x[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1], x.copy("F"), np.repeat(x, 2, 2)[..., ::2]):
+        got = passes.backward("lp", plan, grad, (1, 2), norm=4.0, x=other, y=y)
+        assert np.array_equal(got, want), other.strides
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("norm", [1.0, 2.0, 3.0, 2.5])
 @pytest.mark.parametrize("name", ["strided", "dilated", "ceil", "gaps"])

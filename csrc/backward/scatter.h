@@ -17,8 +17,8 @@ inline bool few_outputs(const Problem& p) {
   return inputs >= outputs;
 }
 
-// Gradients are stored as S and add up in V.
-template <class V, class S, class Offset> class Scatter {
+// Gradients add up in V.
+template <class V> class Scatter {
   using Place = std::uint32_t;
   static constexpr int L = wide<Place>;
   using Places = Vec<Place, L>;
@@ -29,8 +29,6 @@ template <class V, class S, class Offset> class Scatter {
 
 public:
   static constexpr const char* engine = "max_backward_scatter";
-
-  static bool serves(const Problem& p) { return stored_as<S>(p.x_type) && p.x_type == p.y_type; }
 
   static void prepare(Problem& p) {
     fold_planes(p);
@@ -80,7 +78,7 @@ private:
   static bool direct(const Problem& p) {
     bool shared = false;
     for (int a = 0; a < p.n_axes; ++a) shared |= most_covers(p.axes[a], p.planes) > 1;
-    return (std::is_same_v<V, S> || (!shared && few_outputs(p))) && packed(p);
+    return (stored_as<V>(p.y_type) || (!shared && few_outputs(p))) && packed(p);
   }
 
   // Each of its elements has a window of its own.
@@ -89,7 +87,7 @@ private:
   }
 
   static bool packed(const Problem& p) {
-    int64_t pitch = sizeof(S);
+    int64_t pitch = size_of(p.y_type);
     if (p.lanes > 1 && p.y.lane != pitch) return false;
     pitch *= p.lanes;
     for (int a = p.n_axes - 1; a >= 0; --a) {
@@ -120,8 +118,9 @@ private:
   Scatter(const Problem& p, Scratch& scratch)
       : p_(p), last_(p.n_axes - 1), split_(boxes(p).split), direct_(direct(p)), packed_(packed(p)),
         folded_(axis_of_planes(p.axes[0])), load_(loader<V>(p.x_type, false)),
-        store_(storer<V>(p.y_type, false)),
-        end_(readable_end(p, p.extra_array, sizeof(Offset), Over::outputs)) {
+        store_(storer<V>(p.y_type, false)), item_(size_of(p.x_type)),
+        offset_item_(p.extra == Extra::offset8 ? 1 : 4),
+        end_(readable_end(p, p.extra_array, offset_item_, Over::outputs)) {
     int64_t outputs = p.lanes, elements = p.lanes * p.tile;
     for (int a = 0; a < p.n_axes; ++a) {
       axes_[a] = p.axes[a];
@@ -146,7 +145,7 @@ private:
       taps_[a] = scratch.take<Place>(room_ + L);
     }
     places_ = scratch.take<Place>(room_ + L);
-    offsets_ = scratch.take<Offset>(room_ + L);
+    offsets_ = scratch.take<Place>(room_ + L);
     grads_ = scratch.take<V>(room_);
     if (!direct_) sums_ = scratch.take<V>(elements);
   }
@@ -191,16 +190,19 @@ private:
     char* y = plane_of(p_, p_.y, plane);
     for (int a = 0; a <= last_; ++a) y += from_[a] * p_.y.pooled[a];
     if (direct_) {
-      add(plane, reinterpret_cast<S*>(y));
+      std::memset(y, 0, size_t(elements_ * item_));
+      add(plane, y);
     } else {
+      std::memset(sums_, 0, size_t(elements_) * sizeof(V));
       add(plane, sums_);
       const V* sums = sums_;
-      packed_ ? store_(sums, {y, sizeof(S), 1, elements_, 1}) : store(0, sums, y);
+      packed_ ? store_(sums, {y, item_, 1, elements_, 1}) : store(0, sums, y);
     }
   }
 
-  template <class T> void add(int64_t plane, T* sums) {
-    std::memset(sums, 0, size_t(elements_) * sizeof(T));
+  // The gradients of all outputs that reach the box to `sums`, elements of V or, where the results are made directly, of
+  // their type.
+  void add(int64_t plane, void* sums) {
     if (rows_ == 0 || columns_ == 0) return;
     const int64_t columns = least(columns_, most(1, room_ / p_.lanes));
     int64_t rows = columns < columns_ ? 1 : most(1, room_ / (columns_ * p_.lanes));
@@ -268,28 +270,43 @@ private:
     for (int64_t j = 0; j < n; ++j) to[j] = value;
   }
 
-  template <class T> void add(const Part& part, int64_t plane, T* sums) {
+  void add(const Part& part, int64_t plane, void* sums) {
     const int64_t rows = part.row_end - part.row, n = rows * (part.column_end - part.column) * p_.lanes;
-    const char* extra = first_of(part, p_.extra_array, plane);
-    if (!in_a_row(part, p_.extra_array, sizeof(Offset)) || extra + (n + L) * int64_t(sizeof(Offset)) > end_) {
-      each_row(part, p_.extra_array, plane, [&, to = offsets_](const Row& row) mutable {
-        each<Offset>(row, [to](Offset& offset, int64_t j) { to[j] = offset; });
-        to += row.n * row.lanes;
-      });
-      extra = reinterpret_cast<const char*>(offsets_);
-    }
-    find(reinterpret_cast<const Offset*>(extra), n);
-    const char* grads = first_of(part, p_.x, plane);
-    if (!in_a_row(part, p_.x, sizeof(S)))
+    if (offset_item_ == 1)
+      find_by<std::uint8_t>(part, plane, n);
+    else
+      find_by<std::int32_t>(part, plane, n);
+    const char* first = first_of(part, p_.x, plane);
+    const bool in_order = in_a_row(part, p_.x, item_);
+    const V* grads = grads_;
+    if (!in_order)
       each_row(part, p_.x, plane, [&, to = grads_](const Row& row) mutable {
         load_(row, to);
         to += row.n * row.lanes;
       });
-    else if constexpr (std::is_same_v<V, S>)
-      return add_all(part, n, reinterpret_cast<const V*>(grads), sums);
+    else if (stored_as<V>(p_.x_type))
+      grads = reinterpret_cast<const V*>(first);
     else
-      load_({const_cast<char*>(grads), sizeof(S), 1, n, 1}, grads_);
-    add_all(part, n, grads_, sums);
+      load_({const_cast<char*>(first), item_, 1, n, 1}, grads_);
+    if constexpr (std::is_same_v<V, float>)
+      if (direct_ && !stored_as<V>(p_.y_type))
+        return p_.y_type == Dtype::f16 ? add_all(part, n, grads, static_cast<f16*>(sums))
+                                       : add_all(part, n, grads, static_cast<bf16*>(sums));
+    add_all(part, n, grads, static_cast<V*>(sums));
+  }
+
+  // Where the outputs add.
+  template <class Offset> void find_by(const Part& part, int64_t plane, int64_t n) const {
+    const char* extra = first_of(part, p_.extra_array, plane);
+    if (!in_a_row(part, p_.extra_array, offset_item_) || extra + (n + L) * offset_item_ > end_) {
+      Offset* copy = reinterpret_cast<Offset*>(offsets_);
+      each_row(part, p_.extra_array, plane, [&, to = copy](const Row& row) mutable {
+        each<Offset>(row, [to](Offset& offset, int64_t j) { to[j] = offset; });
+        to += row.n * row.lanes;
+      });
+      extra = reinterpret_cast<const char*>(copy);
+    }
+    find(reinterpret_cast<const Offset*>(extra), n);
   }
 
   // Additions to one element wait for each other, as neighbouring windows have them: four groups of planes take turns.
@@ -310,8 +327,7 @@ private:
     for (; j < n; ++j) one(j);
   }
 
-  // Where the outputs add, by their offsets.
-  void find(const Offset* offsets, int64_t n) const {
+  template <class Offset> void find(const Offset* offsets, int64_t n) const {
     const Place codes = Place(codes_ - 1);
     for (int64_t j = 0; j < n; j += L) {
       Places rest = widened<Place, L>(offsets + j), place = read<Place, L>(at_ + j);
@@ -380,7 +396,8 @@ private:
   const bool direct_, packed_, folded_;
   const Load<V> load_;
   const Store<V> store_;
-  const char* const end_;
+  const int64_t item_, offset_item_;  // bytes of a gradient and of an offset
+  const char* const end_;             // of what may be read of the offsets
   bool tables_ = false, laid_out_ = false;
   std::uint64_t codes_ = 1;
   Place inverse_[max_axes];
@@ -389,7 +406,7 @@ private:
   int64_t from_[max_axes] = {}, to_[max_axes] = {}, pitch_[max_axes];  // of the box
   Range outs_[max_axes];                                               // that reach it
   Place *at_, *column_at_, *column_lead_, *column_taps_, *lead_[max_axes], *taps_[max_axes], *places_;
-  Offset* offsets_;
+  Place* offsets_;  // a copy
   V *grads_, *sums_ = nullptr;
 };
 

@@ -21,11 +21,7 @@ template <class V, class Offset> Kernel max_backward(const Problem& p) {
         return kernel_of<MaxBackwardChannelsLast<V, f16, Offset>>();
     }
   }
-  if constexpr (std::is_same_v<V, float>) {
-    if (Scatter<V, bf16, Offset>::serves(p)) return kernel_of<Scatter<V, bf16, Offset>>();
-    if (Scatter<V, f16, Offset>::serves(p)) return kernel_of<Scatter<V, f16, Offset>>();
-  }
-  return kernel_of<Scatter<V, V, Offset>>();
+  return kernel_of<Scatter<V>>();
 }
 
 // Sums along rows too short for vectors. Halves are slow to begin a row with; other types have fast ways for stride 1,

@@ -417,36 +417,28 @@ template <class R, class S, bool coded> struct Direct {
         for (int r = carried; r < Rows; ++r) poison += load_as<V>(rows[r][2 * end]);
   }
 
-  // Calls `plain` for every vector of a row's outputs, `cut` for those with windows that are cut off. Returns where
-  // the whole windows end.
+  // Calls `plain` for every vector of a row's outputs, `cut` for the first and the last if windows are cut off there.
+  // Returns where the whole windows end. Each of the two is called in as few places as it can be: what they inline to is
+  // long.
   template <int N, class Plain, class Cut>
   __attribute__((always_inline)) static inline int64_t across_row(const Row& row, Plain plain, Cut cut) {
     const int64_t out = row.out;
-    const bool left = row.whole.lo > 0, right = row.whole.hi < out;
-    if (out <= N) {
-      if (left || right)
-        cut(0, 0);
-      else
-        plain(0);
+    const bool left = row.whole.lo > 0, right = row.whole.hi < out, one = out <= N;
+    if (one && !left && !right) {
+      plain(0);
       return out;
     }
-    if (row.whole.hi - row.whole.lo < N) {  // two vectors cover all of them, see `covered`
-      cut(0, 0);
-      cut(out - N, 1);
-      return out;
-    }
-    const int64_t end = right ? out - N : out, last = right ? row.whole.hi : out;
-    int64_t o = 0;
-    if (left) {
-      cut(0, 0);
-      o = N;
-    }
+    int64_t o = left ? N : 0, end = right ? out - N : out;
+    const int64_t last = right ? row.whole.hi : out;
+    const bool few = one || row.whole.hi - row.whole.lo < N;  // one or two vectors cover all, see `covered`
+    if (few) o = end = out;
     for (; o < end && o + N <= last; o += N) plain(o);
     if (o < end) {  // those that are left, with some once more
       plain(last - N);
       o = last;
     }
-    if (right) cut(out - N, 1);
+    for (int which = left || few ? 0 : 1; which < (one || !(right || few) ? 1 : 2); ++which)
+      cut(which ? out - N : 0, which);
     return o;
   }
 

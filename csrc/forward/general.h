@@ -94,10 +94,10 @@ public:
       : p_(p), load_(loader<V>(p.x_type, widening)), direct_(stored_as<V>(p.x_type)) {}
 
   const V* row(const Row& row, int64_t from, V* buffer) const {
-    if (direct_ && p_.op != Op::lp && p_.op != Op::min && row.packed(sizeof(V)))
+    if (direct_ && p_.op != Op::lp && !reordered(p_) && row.packed(sizeof(V)))
       return reinterpret_cast<const V*>(row.data) - from * p_.lanes;
     load_(row, buffer);
-    if (p_.op == Op::min) reverse(buffer, row.n * row.lanes);
+    reorder(p_, buffer, row.n * row.lanes);
     if constexpr (is_real<V>) {
       if (p_.op == Op::lp) powers(buffer, row.n * row.lanes, V(p_.norm));
     }
@@ -133,9 +133,9 @@ inline int64_t widest(const Axis& a, int64_t tile) {
   return most(1, least(a.size, (tile - 1) * a.stride + (a.kernel - 1) * a.step + 1));
 }
 
-// Minima are reversed before they are stored.
+// Values in another order are put back into theirs before they are stored.
 template <class V> bool writes_directly(const Problem& p, const Row& y) {
-  return p.op != Op::min && stored_as<V>(p.y_type) && y.packed(sizeof(V));
+  return !reordered(p) && stored_as<V>(p.y_type) && y.packed(sizeof(V));
 }
 
 inline void set_tiles(Problem& p, int64_t bytes_per_output, int64_t extent) {
@@ -288,7 +288,7 @@ private:
       codes_.store(found_.code, walk, walk.row(p_.extra_array, o0, o1));
     }
     if constexpr (!R::picks) finish(p_, walk, o0, o1, found_.value);
-    if (p_.op == Op::min) reverse(found_.value, n);
+    reorder(p_, found_.value, n);
     store_(found_.value, y);
     return true;
   }

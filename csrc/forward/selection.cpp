@@ -47,8 +47,9 @@ bool shares_little(const Problem& p) {
   return visits <= (converts ? 4 : 9);
 }
 
-// Small and disjoint windows, whose taps are read directly.
+// Small and disjoint windows of values stored as S, whose taps are read directly.
 template <class R, class S, bool coded> Kernel direct_engine(const Problem& p) {
+  if (!stored_as<S>(p.x_type)) return {};
   if (p.lanes > 1) {
     if ((coded || shares_little(p)) && ChannelsLast<R, S, coded>::serves(p))
       return kernel_of<ChannelsLast<R, S, coded>>();
@@ -67,7 +68,8 @@ template <class R, class S, bool coded> Kernel direct_engine(const Problem& p) {
 template <class R, class S, bool coded> bool slides(const Problem& p) {
   if (!Sliding<R, coded>::serves(p) || taps_of(p) < 2) return false;
   if constexpr (common<S>)
-    if (p.n_axes == 1 && p.lanes == 1 && DirectRows<R, S, coded>::serves(p)) return false;
+    if (stored_as<S>(p.x_type) && p.n_axes == 1 && p.lanes == 1 && DirectRows<R, S, coded>::serves(p))
+      return false;
   return !(p.lanes > 1 && shares_little(p));
 }
 
@@ -89,62 +91,69 @@ template <class R> Kernel common_stride1(const Problem& p) {
   return {};
 }
 
-// Maxima of values stored as S and compared as V.
-template <class R, class S> Kernel pick(const Problem& p) {
-  using V = typename R::V;
-  constexpr bool special = common<S>;
-  if constexpr (special && std::is_same_v<S, V>)
-    if (const Kernel found = common_stride1<R>(p); found.run) return found;
+// Maxima; minima, and other values in another order than their type's, by engines that load every element into scratch.
+template <class V> Kernel pick(const Problem& p) {
+  using R = Max<V>;
+  constexpr bool special = common<V>;
+  const bool plain = !reordered(p);
+  if constexpr (special)
+    if (plain)
+      if (const Kernel found = common_stride1<R>(p); found.run) return found;
   if (p.extra == Extra::none) {
-    if (slides<R, S, false>(p)) return kernel_of<Sliding<R, false>>();
-    if constexpr (special)
-      if (const Kernel found = direct_engine<R, S, false>(p); found.run) return found;
-    if constexpr (specialised && !special)
-      if (p.lanes > 1 && shares_little(p) && ChannelsLast<R, S, false>::serves(p))
-        return kernel_of<ChannelsLast<R, S, false>>();
+    if (plain ? slides<R, V, false>(p) : slides<R, void, false>(p)) return kernel_of<Sliding<R, false>>();
+    if constexpr (special) {
+      if (plain)
+        if (const Kernel found = direct_engine<R, V, false>(p); found.run) return found;
+    } else if constexpr (specialised) {
+      if (plain && p.lanes > 1 && shares_little(p) && ChannelsLast<R, V, false>::serves(p))
+        return kernel_of<ChannelsLast<R, V, false>>();
+    }
     return kernel_of<Rows<R, false>>();
   }
   if constexpr (special && is_real<V>) {
-    if (slides<R, S, true>(p)) {
-      if constexpr (std::is_same_v<S, float>)  // small windows on rows that are no shorter than a vector
-        if (taps_of(p) <= 9 && p.axes[p.n_axes - 1].out >= wide<V> && DirectRows<R, S, true>::serves(p))
-          return kernel_of<DirectRows<R, S, true>>();
+    if (plain ? slides<R, V, true>(p) : slides<R, void, true>(p)) {
+      if constexpr (std::is_same_v<V, float>)  // small windows on rows that are no shorter than a vector
+        if (plain && p.x_type == Dtype::f32 && taps_of(p) <= 9 && p.axes[p.n_axes - 1].out >= wide<V> &&
+            DirectRows<R, V, true>::serves(p))
+          return kernel_of<DirectRows<R, V, true>>();
       return kernel_of<Sliding<R, true>>();
     }
-    if (const Kernel found = direct_engine<R, S, true>(p); found.run) return found;
+    if (plain)
+      if (const Kernel found = direct_engine<R, V, true>(p); found.run) return found;
   }
   return kernel_of<Rows<R, true>>();
-}
-
-// Minima are maxima of reversed values, by engines that load every element into scratch.
-template <class R, class S> Kernel pick_reversed(const Problem& p) {
-  if (p.extra == Extra::none)
-    return slides<R, void, false>(p) ? kernel_of<Sliding<R, false>>() : kernel_of<Rows<R, false>>();
-  if constexpr (common<S> && is_real<typename R::V>)
-    if (slides<R, void, true>(p)) return kernel_of<Sliding<R, true>>();
-  return kernel_of<Rows<R, true>>();
-}
-
-template <class V, class S = V> Kernel pick_any(const Problem& p) {
-  return p.op == Op::max ? pick<Max<V>, S>(p) : pick_reversed<Max<V>, S>(p);
 }
 
 // Sums of long windows with stride 1 have an order of their own: the sliding engine takes them in every layout.
-template <class V, class S = V> Kernel sum_of(const Problem& p) {
+template <class V, class S> bool sums_slide(const Problem& p) {
   bool long_ones = false;
   for (int a = 0; a < p.n_axes; ++a) long_ones |= p.axes[a].kernel > 3;
+  return (long_ones || slides<Sum<V>, S, false>(p)) && Sliding<Sum<V>, false>::serves(p);
+}
+
+template <class V> Kernel sum_of(const Problem& p) {
   if (p.op == Op::sum) {
-    if constexpr (is_real<V>) {
-      if constexpr (std::is_same_v<S, V>)
-        if (const Kernel found = common_stride1<Sum<V>>(p); found.run) return found;
-      if ((long_ones || slides<Sum<V>, S, false>(p)) && Sliding<Sum<V>, false>::serves(p))
-        return kernel_of<Sliding<Sum<V>, false>>();
-    }
-    if constexpr (common<S>)
-      if (p.x_type == p.y_type && stored_as<S>(p.x_type))
-        if (const Kernel found = direct_engine<Sum<V>, S, false>(p); found.run) return found;
+    if (const Kernel found = common_stride1<Sum<V>>(p); found.run) return found;
+    if (sums_slide<V, V>(p)) return kernel_of<Sliding<Sum<V>, false>>();
+    if constexpr (common<V>)
+      if (p.x_type == p.y_type)
+        if (const Kernel found = direct_engine<Sum<V>, V, false>(p); found.run) return found;
   }
   return kernel_of<Rows<Sum<V>, false>>();
+}
+
+// Halves are compared and added up in float32: they have engines of their own where these convert them as they read.
+template <class S> Kernel direct_halves(const Problem& p) {
+  if constexpr (specialised) {
+    if (p.op == Op::sum)
+      return sums_slide<float, S>(p) || p.x_type != p.y_type ? Kernel{}
+                                                             : direct_engine<Sum<float>, S, false>(p);
+    if (p.op == Op::max && p.extra == Extra::none)
+      return slides<Max<float>, S, false>(p) ? Kernel{} : direct_engine<Max<float>, S, false>(p);
+    if (p.op == Op::max)
+      return slides<Max<float>, S, true>(p) ? Kernel{} : direct_engine<Max<float>, S, true>(p);
+  }
+  return {};
 }
 
 // The most that the elements of a window of whole numbers can add up to.
@@ -164,7 +173,7 @@ template <class S> Kernel whole_sum(const Problem& p) {
   if (p.y_type >= Dtype::f16) return NDPOOL_NAME(float64_, NDPOOL_ISA)(p);
   if (p.op == Op::sum) {
     const double largest = largest_sum(p);
-    if (largest <= 0x1p23) return NDPOOL_NAME(bytes_, NDPOOL_ISA)(p);
+    if (largest <= 0x1p23) return NDPOOL_NAME(float32_, NDPOOL_ISA)(p);
     if (largest <= 0x1p52) return NDPOOL_NAME(float64_, NDPOOL_ISA)(p);
   }
   if constexpr (sizeof(S) == 8) return kernel_of<Rows<Sum<S>, false>>();
@@ -175,39 +184,37 @@ template <class S> Kernel whole_sum(const Problem& p) {
 
 #if NDPOOL_IS(float32)
 
+// Also halves and sums of integers that float32 holds, which become floats as they are loaded.
 Kernel NDPOOL_NAME(float32_, NDPOOL_ISA)(const Problem& p) {
-  return p.op == Op::max || p.op == Op::min ? pick_any<float>(p) : sum_of<float>(p);
+  return p.op == Op::max || p.op == Op::min ? pick<float>(p) : sum_of<float>(p);
 }
 
 #elif NDPOOL_IS(halves)
 
-// Halves are compared and added up in float32.
 Kernel NDPOOL_NAME(halves_, NDPOOL_ISA)(const Problem& p) {
-  const bool sums = p.op != Op::max && p.op != Op::min;
-  if (p.x_type == Dtype::f16) return sums ? sum_of<float, f16>(p) : pick_any<float, f16>(p);
-  return sums ? sum_of<float, bf16>(p) : pick_any<float, bf16>(p);
+  const Kernel found = p.x_type == Dtype::f16 ? direct_halves<f16>(p) : direct_halves<bf16>(p);
+  return found.run ? found : NDPOOL_NAME(float32_, NDPOOL_ISA)(p);
 }
 
 #elif NDPOOL_IS(float64)
 
 // Also sums of integers that float64 holds.
 Kernel NDPOOL_NAME(float64_, NDPOOL_ISA)(const Problem& p) {
-  return p.op == Op::max || p.op == Op::min ? pick_any<double>(p) : sum_of<double>(p);
+  return p.op == Op::max || p.op == Op::min ? pick<double>(p) : sum_of<double>(p);
 }
 
 #elif NDPOOL_IS(bytes)
 
-// Also sums of other integers that float32 holds.
 Kernel NDPOOL_NAME(bytes_, NDPOOL_ISA)(const Problem& p) {
   const bool sums = p.op != Op::max && p.op != Op::min;
-  if (p.x_type == Dtype::i8 && !sums) return pick_any<std::int8_t>(p);
-  if (!sums) return pick_any<std::uint8_t>(p);
+  if (p.x_type == Dtype::i8 && !sums) return pick<std::int8_t>(p);
+  if (!sums) return pick<std::uint8_t>(p);
   if (p.x_type == Dtype::u8)
     if (const Kernel found = integer_averages<std::uint8_t>(p); found.run) return found;
   if (p.x_type == Dtype::i8)
     if (const Kernel found = integer_averages<std::int8_t>(p); found.run) return found;
   if (p.y_type < Dtype::f16 && p.op == Op::sum && largest_sum(p) <= 0x1p23)
-    return sum_of<float, std::int32_t>(p);
+    return NDPOOL_NAME(float32_, NDPOOL_ISA)(p);
   return NDPOOL_NAME(integers_, NDPOOL_ISA)(p);
 }
 
@@ -217,17 +224,17 @@ Kernel NDPOOL_NAME(integers_, NDPOOL_ISA)(const Problem& p) {
   const bool sums = p.op != Op::max && p.op != Op::min;
   switch (p.x_type) {
   case Dtype::u16:
-    return sums ? whole_sum<std::uint16_t>(p) : pick_any<std::uint16_t>(p);
+    return sums ? whole_sum<std::uint16_t>(p) : pick<std::uint16_t>(p);
   case Dtype::i16:
-    return sums ? whole_sum<std::int16_t>(p) : pick_any<std::int16_t>(p);
+    return sums ? whole_sum<std::int16_t>(p) : pick<std::int16_t>(p);
   case Dtype::i32:
-    return sums ? whole_sum<std::int32_t>(p) : pick_any<std::int32_t>(p);
+    return sums ? whole_sum<std::int32_t>(p) : pick<std::int32_t>(p);
   case Dtype::u32:
-    return sums ? whole_sum<std::uint32_t>(p) : pick_any<std::uint32_t>(p);
+    return sums ? whole_sum<std::uint32_t>(p) : pick<std::int32_t>(p);
   case Dtype::i64:
-    return sums ? whole_sum<std::int64_t>(p) : pick_any<std::int64_t>(p);
+    return sums ? whole_sum<std::int64_t>(p) : pick<std::int64_t>(p);
   case Dtype::u64:
-    return sums ? whole_sum<std::uint64_t>(p) : pick_any<std::uint64_t>(p);
+    return sums ? whole_sum<std::uint64_t>(p) : pick<std::int64_t>(p);
   default:  // bytes whose averages have been taken care of
     return whole_sum<std::int64_t>(p);
   }

@@ -230,7 +230,7 @@ private:
     char* plane = base(p_.x, t);
     const V* first_row = reinterpret_cast<const V*>(plane) + t.from * t.lanes;
     const int64_t pitch = p_.n_axes == 2 ? p_.x.pooled[0] / int64_t(sizeof(V)) : 0;
-    const bool plain = p_.op != Op::min && stored_as<V>(p_.x_type) &&
+    const bool plain = !reordered(p_) && stored_as<V>(p_.x_type) &&
                        (t.lanes == 1 || (p_.x.lane == sizeof(V) && t.lanes == p_.lanes)) &&
                        p_.x.pooled[p_.n_axes - 1] == int64_t(sizeof(V)) * t.lanes;
     for (int64_t r = first; r < rows; r += block) {
@@ -358,7 +358,7 @@ private:
         if (!direct)
           for (int64_t r = 0; r < rows; ++r) {
             if (!native) {
-              if (p_.op == Op::min) reverse(out_ + r * pitch, t.n);
+              reorder(p_, out_ + r * pitch, t.n);
               store_(out_ + r * pitch, row(p_.y, plane, t, t.r0 + r, t.c0, t.c1));
             } else
               emit([from = out_ + r * pitch](int64_t j) { return read<V, N>(from + j); }, y + r * y_pitch,

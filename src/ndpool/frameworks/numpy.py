@@ -220,8 +220,9 @@ def backward(call: Call, saved: Saved, grad: NDArray[Any]) -> NDArray[Any]:
         if not done(*(a if a is None else a.copy() for a in arrays)):
             raise RuntimeError("ndpool core: a packed copy was refused")
     if call.reduction.norm:
+        x = np.ascontiguousarray(saved.x)  # NumPy's powers of packed and of other rows differ in the last bit
         with np.errstate(all="ignore"):
-            np.multiply(result, saved.x ** (call.norm - 1), out=result, where=result != 0)
+            np.multiply(result, x ** (call.norm - 1), out=result, where=result != 0)
     return result
 
 
