@@ -2,7 +2,7 @@
 // set's flags. Everything below has internal linkage, so that no function compiled for a newer processor can take the
 // place of its namesake elsewhere.
 //
-// Forward:   by the types of the arrays (forward/selection.cpp); side_by_side (any window of short rows, by another engine)
+// Forward:   by the types of the arrays (forward/selection.h); side_by_side (any window of short rows, by another engine)
 // Backward:  max_rows (windows of 2 and 3), max_channels_last (small windows, many channels) and scatter (any window) for
 //            max and min; sum_rows (any window) for sums, averages and norms; side_by_side (sums of short rows)
 #include "kernels.h"

@@ -1,5 +1,5 @@
-// The forward kernels of each group of types, one function each, compiled on their own (NDPOOL_PART names the group), once per
-// instruction set (NDPOOL_ISA names it).
+// The forward kernels of each group of types, one function in a file of its own each, compiled once per instruction set
+// (NDPOOL_ISA names it). `stride1` is asked first by those that share its windows.
 #pragma once
 
 #include "kernels.h"
@@ -9,6 +9,7 @@
 
 namespace ndpool {
 
+Kernel NDPOOL_NAME(stride1_, NDPOOL_ISA)(const Problem& p);
 Kernel NDPOOL_NAME(float32_, NDPOOL_ISA)(const Problem& p);
 Kernel NDPOOL_NAME(halves_, NDPOOL_ISA)(const Problem& p);
 Kernel NDPOOL_NAME(float64_, NDPOOL_ISA)(const Problem& p);
