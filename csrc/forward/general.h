@@ -8,7 +8,7 @@
 namespace ndpool {
 namespace {
 
-constexpr int64_t tile_bytes = 96 * 1024;  // what a worker keeps at hand: well inside L2
+constexpr int64_t tile_bytes = 192 * 1024;  // what a worker keeps at hand: well inside L2
 constexpr int64_t least_tile = 64;
 constexpr int group = 4;  // rows folded at a time when there is nothing to keep
 
@@ -267,7 +267,7 @@ private:
         if (!keeps_codes() && x == row_.value) pad(first, in.from, in.to, first + span);
         if (!R::picks && last.kernel >= long_sum)
           long_sums(x, last, o0, o1, first);
-        else if (!coded && last.stride == 1 && last.kernel <= one_step && writes_directly<V>(p_, y))
+        else if (in_one_step(x, last, y))
           return straight(walk, x, last, y);
         else
           regular(x, last, o1 - o0);
@@ -315,20 +315,31 @@ private:
     return true;
   }
 
-  // Short windows of stride 1 go to the results in one step; the last vector by way of scratch.
-  static constexpr int64_t one_step = 3;
+  // Short windows of stride 1, and of stride 2 where two vectors hold a vector of outputs, go to the results in one step.
+  static constexpr int64_t longest_step = 3;
+  bool in_one_step(const V* x, const Axis& a, const Row& y) const {
+    if (coded || a.kernel > longest_step || !writes_directly<V>(p_, y)) return false;
+    return a.stride == 1 ||
+           (permutes<V> && a.stride == 2 && p_.lanes > 1 && p_.lanes <= N / 2 && x == row_.value);
+  }
+
+  // The last vectors by way of scratch.
   bool straight(const Walk<Over::outputs>& walk, const V* x, const Axis& a, const Row& y) {
-    const int64_t n = y.n * y.lanes, whole = n / N * N, tap = a.step * p_.lanes;
+    const int64_t n = y.n * y.lanes;
     V* to = reinterpret_cast<V*>(y.data);
-    const auto windows = [&](const V* from, int64_t count, V* dst) {
-      if (nan_)
-        windows_everywhere<R>(from, count, a.kernel, tap, dst);
+    const int64_t step = a.stride == 1 ? N : N / p_.lanes * p_.lanes;
+    const int64_t whole = n < N ? 0 : ((n - N) / step + 1) * step;
+    const auto windows = [&](int64_t from, int64_t end, V* dst) {
+      if (a.stride == 2)
+        nan_ ? every_other_window<R>(x, from, end, a.kernel, a.step, p_.lanes, dst)
+             : every_other_window<R, false>(x, from, end, a.kernel, a.step, p_.lanes, dst);
       else
-        windows_everywhere<R, false>(from, count, a.kernel, tap, dst);
+        nan_ ? windows_everywhere<R>(x + from, end - from, a.kernel, a.step * p_.lanes, dst)
+             : windows_everywhere<R, false>(x + from, end - from, a.kernel, a.step * p_.lanes, dst);
     };
-    windows(x, whole, to);
+    windows(0, whole, to);
     if (whole < n) {
-      windows(x + whole, n - whole, found_.value);
+      windows(whole, n, found_.value);
       __builtin_memcpy(to + whole, found_.value, std::size_t(n - whole) * sizeof(V));
     }
     if constexpr (!R::picks) finish(p_, walk, walk.tile_begin(), walk.tile_end(), to);
@@ -629,11 +640,13 @@ private:
           return powers(from, n, V(1 / p.norm));
         }
       }
-      if (by == 0) by = 1;  // an empty window's sum is zero whatever it is divided by
-      if (by == -1)         // the one quotient that can overflow
+      const Quotient<V> quotient(by);  // an empty window's sum is zero whatever it is divided by
+      if (by == -1)                    // the one quotient that can overflow
         for (int64_t j = 0; j < n; ++j) from[j] = Sum<V>::negated(from[j]);
+      else if (quotient.multiplies)
+        for (int64_t j = 0; j < n; ++j) from[j] *= quotient.inverse;
       else
-        for (int64_t j = 0; j < n; ++j) from[j] = V(from[j] / V(by));
+        for (int64_t j = 0; j < n; ++j) from[j] = V(from[j] / quotient.by);
     };
     if (p.divisor) return divide(dst, (o1 - o0) * p.lanes, p.divisor);
     const Axis& last = walk.last();

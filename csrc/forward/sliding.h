@@ -20,7 +20,7 @@ template <class R, bool coded> struct Sliding {
   using Vn = Vec<V, N>;
   using Cn = Vec<C, N>;
   static constexpr int64_t cell = sizeof(V) + (coded ? sizeof(C) : 0);
-  static constexpr int64_t row_elements = 16 * 1024 / sizeof(V), tile_elements = 256 * 1024 / sizeof(V),
+  static constexpr int64_t row_elements = 32 * 1024 / sizeof(V), tile_elements = 256 * 1024 / sizeof(V),
                            group_elements = 16 * 1024 / sizeof(V);
   static constexpr int broad = 4;  // vectors of a column strip
 
