@@ -269,7 +269,7 @@ private:
       // A single row stays where it lies.
       const V* folded = folded_;
       bool nan = false;
-      if constexpr (!coded && std::is_same_v<S, V>)
+      if constexpr (std::is_same_v<S, V>)
         if (rows.count() == 1 && !whole && rows.x + in.to + N <= end_) {
           folded = rows.x + in.from;
           if constexpr (can_be_nan) nan = may_hold_nan(folded, in.to - in.from);
@@ -282,7 +282,7 @@ private:
         const V* from = folded + (w.start - in.from);
         V best = R::init();
         if constexpr (coded)
-          if (rows.count() && w.taps && !nan) {
+          if (rows.count() && w.taps && !nan && folded == folded_) {
             const C* number = numbers_ + (w.start - in.from);
             C row = 0;
             int64_t column = 0;
