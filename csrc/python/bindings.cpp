@@ -250,6 +250,7 @@ struct Member {
 // Axes of fewer elements are no lanes, and more are not joined to lanes.
 constexpr int64_t few_lanes = 8, many_lanes = 8192;
 constexpr double large_plane = 1 << 12;  // elements
+constexpr int64_t few_planes = 8;        // half a vector of them
 
 // Joins leading axes to the lanes that they continue in memory, or as many of their elements as divide them.
 void join_lanes(Problem& p, std::initializer_list<Member> members) {
@@ -444,11 +445,15 @@ struct Work {
   }
 };
 
-// Few channels, as of images, are lanes where rows are long or planes large; small planes of short rows are pooled side
-// by side.
-int64_t fewest_lanes(const Plan& plan) {
-  if (plan.inputs() > large_plane) return 2;
-  return std::clamp<int64_t>(64 / plan.axes().back().size, 2, few_lanes);
+// Few channels, as of images, are lanes where rows are long or planes few; forward, many planes of short rows are pooled
+// side by side. Backward, lanes are the faster even then.
+int64_t fewest_lanes(const Plan& plan, const Buffer& array, const std::vector<int>& axes) {
+  int64_t planes = 1;
+  for (int a = 0; a < array.ndim(); ++a)
+    if (std::find(axes.begin(), axes.end(), a) == axes.end()) planes *= array.shape(a);
+  if (planes < few_planes) return 2;
+  const int64_t row = plan.inputs() > large_plane ? 32 : 64;  // elements of it, at least
+  return std::clamp<int64_t>(row / plan.axes().back().size, 2, few_lanes);
 }
 
 Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const std::vector<int>& axes,
@@ -469,7 +474,7 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = size_of(p.x_type);
-  const int64_t fewest = fewest_lanes(plan);
+  const int64_t fewest = fewest_lanes(plan, x, axes);
   if (extra)
     lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item,
             fewest);
@@ -510,9 +515,9 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
   Array& third = p.extra != Extra::none ? p.extra_array : p.aux;
   if (other)
     lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&third, other, true}}, p.y,
-            item, fewest_lanes(plan));
+            item, 2);
   else
-    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, fewest_lanes(plan));
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, 2);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
   work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].size;
   work.cost = Cost(p);
