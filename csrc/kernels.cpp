@@ -4,7 +4,8 @@
 //
 // Forward:   by the types of the arrays (forward/selection.h); side_by_side (any window of short rows, by another engine)
 // Backward:  max_rows (windows of 2 and 3), max_channels_last (small windows, many channels) and scatter (any window) for
-//            max and min; sum_rows (any window) for sums, averages and norms; side_by_side (sums of short rows)
+//            max and min; fill (whole planes) and sum_rows (any window) for sums, averages and norms; side_by_side (sums
+//            of short rows)
 #include "kernels.h"
 
 #include <string_view>

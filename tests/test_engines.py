@@ -365,3 +365,33 @@ def test_gradients(isa, dtype, last):
             up = (torch.arange(1.0, 1 + y.numel()) % 7).reshape(y.shape).to(dtype)  # sums are exact
             grads += torch.autograd.grad(y, x, up)
         assert torch.equal(grads[0], grads[1]), (shape, args)
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_gradients_of_whole_planes(isa, dtype, last):
+    """One value per plane, the quotient to the bit: small planes, large ones in parts, few and many lanes."""
+    for shape in (
+        (3, 5, 7, 7),
+        (2, 3, 200, 301),
+        (2, 40, 33, 9),
+        (1, 2, 1, 1),
+        (4, 3, 9, 1),
+        (1, 70, 90, 40),
+    ):
+        x = data(shape, dtype, last, False).requires_grad_()
+        up = torch.arange(-3.0, shape[0] * shape[1] - 3).reshape(*shape[:2], 1, 1).to(dtype)
+        wide = up.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        calls = {
+            shape[2] * shape[3]: lambda x: ndpool.adaptive_avg_pool2d(x, 1),
+            -7: lambda x, shape=shape: ndpool.avg_pool2d(x, shape[2:], divisor_override=-7),
+            (shape[2] + 2) * (shape[3] + 2): lambda x, shape=shape: ndpool.avg_pool2d(
+                x, (shape[2] + 2, shape[3] + 2), padding=1
+            ),
+        }
+        for by, call in calls.items():
+            if by > 0 and min(shape[2:]) == 1 and by != shape[2] * shape[3]:
+                continue  # more padding than half the window
+            (grad,) = torch.autograd.grad(call(x), x, up)
+            assert torch.equal(grad, (wide / by).to(dtype).expand(shape)), (shape, by)
+            assert grad.stride() == x.stride()

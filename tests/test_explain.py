@@ -63,6 +63,7 @@ BACKWARD = {
     ),
     "max_backward_scatter": (SETS, lambda x: backward("max", adaptive("f", (24, 40), (5, 7)), x)),
     "sum_backward": (SETS, lambda x: backward("avg", windows((24, 40), 3, 2, 1), x)),
+    "fill": (SETS, lambda x: backward("avg", adaptive("f", (24, 40), (1, 1)), x)),
     "side_by_side": (SETS, lambda x: backward("avg", windows((24, 20), 3, 2, 1), x[..., :20])),
 }
 

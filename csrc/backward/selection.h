@@ -1,6 +1,7 @@
 // Which engine computes a gradient.
 #pragma once
 
+#include "backward/fill.h"
 #include "backward/max_channels_last.h"
 #include "backward/max_rows.h"
 #include "backward/scatter.h"
@@ -46,7 +47,7 @@ template <class V> Kernel backward_kernel(const Problem& p) {
   }
   if (p.extra == Extra::offset8) return max_backward<V, std::uint8_t>(p);
   if (p.extra == Extra::offset32) return max_backward<V, std::int32_t>(p);
-  return kernel_of<SumBackward<V>>();
+  return Fill<V>::serves(p) ? kernel_of<Fill<V>>() : kernel_of<SumBackward<V>>();
 }
 
 }  // namespace

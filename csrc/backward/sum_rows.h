@@ -355,19 +355,6 @@ private:
     const int64_t taps = rows_.kernel, step = rows_.step;
     const int64_t from = h - rows_.origin - (taps - 1) * step;
     int64_t done = 0;
-    if (early_ && n == 1 && taps == 1 && p_.lanes == 1 && stored_as<V>(p_.x_type) && walk_.last().out == 1 &&
-        n_runs_ == 1 && runs_[0].n == 1 && from >= 0 && from + count <= rows_.out && room >= width_ + N) {
-      // One window over all: its gradient everywhere.
-      done = least(count, (room - N) / width_);
-      finished([&](auto finish) __attribute__((always_inline)) {
-        const char* grad = reinterpret_cast<const char*>(grad_row(slabs[0], from));
-        for (int64_t r = 0; r < done; ++r, y += width_, grad += p_.x.pooled[p_.n_axes - 2]) {
-          const Vn v = Vn{} + finish(*reinterpret_cast<const V*>(grad));
-          for (int64_t j = 0; j < width_; j += N) write(y + j, v);
-        }
-      });
-      room -= done * width_;
-    }
     if (early_ && n == 1 && taps == 1)  // nothing to add: straight to where it belongs
       for (; done < count && room >= width_ + N; ++done, y += width_, room -= width_)
         spread(slabs[0], from + done, y);

@@ -1,0 +1,121 @@
+// The backward of sums and averages over whole planes: each plane is filled with one value, or one for each lane.
+// Without this engine the gradient of global average pooling of 7 x 7 bfloat16 (ResNet) takes 16 times as long.
+#pragma once
+
+#include "backward/bands.h"
+
+namespace ndpool {
+namespace {
+
+// The values are computed in V.
+template <class V> class Fill {
+  static constexpr int64_t tile_bytes = 1 << 17, pattern_bytes = 1 << 9;
+
+public:
+  static constexpr const char* engine = "fill";
+
+  static bool serves(const Problem& p) {
+    if (p.op != Op::sum || p.extra != Extra::none || p.x_type != p.y_type) return false;
+    int64_t pitch = size_of(p.y_type);
+    if (p.lanes > 1 && p.y.lane != pitch) return false;
+    pitch *= p.lanes;
+    for (int a = p.n_axes - 1; a >= 0; --a) {
+      const Axis& axis = p.axes[a];
+      if (axis.out != 1 || axis.table_stride || window(axis, 0).taps != axis.size) return false;
+      if (axis.size > 1 && p.y.pooled[a] != pitch) return false;
+      pitch *= axis.size;
+    }
+    return true;
+  }
+
+  // A unit is a part of a plane.
+  static void prepare(Problem& p) {
+    const int64_t position = p.lanes * size_of(p.y_type);
+    p.tile = least(positions(p), ceil_div(tile_bytes, position));
+    p.tiles = ceil_div(positions(p), p.tile);
+    p.units = p.planes * p.tiles;
+    p.scratch = Scratch::bytes<V>(p.lanes) + Scratch::bytes<V>(repeats(p) * p.lanes);
+  }
+
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    if (p.y_type == Dtype::f16) return Fill(p, memory).template units<f16>(begin, end);
+    if (p.y_type == Dtype::bf16) return Fill(p, memory).template units<bf16>(begin, end);
+    Fill(p, memory).template units<V>(begin, end);
+  }
+
+private:
+  static int64_t positions(const Problem& p) {
+    int64_t n = 1;
+    for (int a = 0; a < p.n_axes; ++a) n *= p.axes[a].size;
+    return n;
+  }
+
+  // Of the lanes in the pattern that is written.
+  static int64_t repeats(const Problem& p) {
+    return least(p.tile, ceil_div(pattern_bytes, p.lanes * size_of(p.y_type)));
+  }
+
+  static int64_t divisor(const Problem& p) {
+    int64_t by = p.divide ? p.divisor : 1;
+    if (by) return by;
+    by = 1;
+    for (int a = 0; a < p.n_axes; ++a) by *= share(p.axes[a], 0);
+    return by;
+  }
+
+  Fill(const Problem& p, char* memory) : p_(p), quotient_(divisor(p)), load_(loader<V>(p.x_type, false)) {
+    Scratch scratch(memory);
+    values_ = scratch.take<V>(p.lanes);
+    pattern_ = scratch.take<V>(repeats(p) * p.lanes);
+  }
+
+  template <class S> void units(int64_t begin, int64_t end) {
+    const int64_t all = positions(p_), item = size_of(p_.y_type);
+    const bool even = p_.tiles == 1 && p_.n_lead <= 1;  // the next plane is as far as the one before
+    char *x = nullptr, *y = nullptr;
+    for (int64_t unit = begin; unit < end && !p_.stopped(); ++unit) {
+      if (even && unit > begin) {
+        x += p_.x.lead[0];
+        y += p_.y.lead[0];
+      } else {
+        x = plane_of(p_, p_.x, unit / p_.tiles);
+        y = plane_of(p_, p_.y, unit / p_.tiles);
+      }
+      const int64_t from = unit % p_.tiles * p_.tile, n = least(p_.tile, all - from);
+      S* to = reinterpret_cast<S*>(y + from * p_.lanes * item);
+      if (p_.lanes == 1)
+        one(to, n, store_as<S>(quotient_(load_as<V>(*reinterpret_cast<const S*>(x)))));
+      else
+        lanes(x, to, n);
+    }
+  }
+
+  // Vectors overlap at the end.
+  template <class S> static void one(S* to, int64_t n, S value) {
+    constexpr int N = vector_bytes / sizeof(S);
+    UnsignedLike<S> bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    const auto v = Vec<UnsignedLike<S>, N>{} + bits;
+    if (n < N) return copy_exactly(reinterpret_cast<const S*>(&v), to, n);
+    for (int64_t j = 0; j + N <= n; j += N) write(to + j, v);
+    write(to + n - N, v);
+  }
+
+  template <class S> void lanes(char* x, S* to, int64_t n) {
+    load_({x, 0, p_.x.lane, 1, p_.lanes}, values_);
+    S* pattern = reinterpret_cast<S*>(pattern_);
+    for (int64_t c = 0; c < p_.lanes; ++c) pattern[c] = store_as<S>(quotient_(values_[c]));
+    const int64_t step = least(n, repeats(p_));
+    for (int64_t k = 1; k < step; ++k) copy_exactly(pattern, pattern + k * p_.lanes, p_.lanes);
+    for (int64_t i = 0; i < n; i += step)
+      copy_exactly(pattern, to + i * p_.lanes, least(step, n - i) * p_.lanes);
+  }
+
+  const Problem& p_;
+  const Quotient<V> quotient_;
+  const Load<V> load_;
+  V *values_, *pattern_;
+};
+
+}  // namespace
+}  // namespace ndpool
