@@ -74,7 +74,7 @@ template <class O, class V> inline O store_as(V v) {
   }
 }
 
-// Division by a whole number; by 0, what is empty stays as it is. By a power of two, multiplying is the same to the bit, and
+// Division by a whole number; by 0, the sum of an empty window stays what it is, zero. By a power of two, multiplying is the same to the bit, and
 // cheaper.
 template <class V> struct Quotient {
   V by, inverse = V(1);

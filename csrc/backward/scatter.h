@@ -396,7 +396,7 @@ private:
   const bool direct_, packed_, folded_;
   const Load<V> load_;
   const Store<V> store_;
-  const int64_t item_, offset_item_;  // bytes of a gradient and of an offset
+  const int64_t item_, offset_item_;  // bytes of a gradient, on either side, and of an offset
   const char* const end_;             // of what may be read of the offsets
   bool tables_ = false, laid_out_ = false;
   std::uint64_t codes_ = 1;

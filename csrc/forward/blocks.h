@@ -19,6 +19,7 @@ template <class R, class S, bool coded> struct Blocks {
   static constexpr int64_t many_rows = 16;    // of a plane, whose sums wait for each other
   static constexpr bool can_be_nan = R::picks && is_real<V>;
   static constexpr bool columned = sizeof(V) >= 4 && !coded;  // few lanes: rows become columns in a few steps
+  static_assert(!coded || is_real<V>, "numbers of rows are as wide as values");
   using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
   using Cn = Vec<C, N>;

@@ -323,7 +323,8 @@ private:
            (permutes<V> && a.stride == 2 && p_.lanes > 1 && p_.lanes <= N / 2 && x == row_.value);
   }
 
-  // The last vectors by way of scratch.
+  // Vectors go to the results as long as they end inside: with stride 2 the last elements of one may be none, and are
+  // replaced by the next. What is left goes by way of scratch.
   bool straight(const Walk<Over::outputs>& walk, const V* x, const Axis& a, const Row& y) {
     const int64_t n = y.n * y.lanes;
     V* to = reinterpret_cast<V*>(y.data);
@@ -640,8 +641,8 @@ private:
           return powers(from, n, V(1 / p.norm));
         }
       }
-      const Quotient<V> quotient(by);  // an empty window's sum is zero whatever it is divided by
-      if (by == -1)                    // the one quotient that can overflow
+      const Quotient<V> quotient(by);
+      if (by == -1)  // the one quotient that can overflow
         for (int64_t j = 0; j < n; ++j) from[j] = Sum<V>::negated(from[j]);
       else if (quotient.multiplies)
         for (int64_t j = 0; j < n; ++j) from[j] *= quotient.inverse;

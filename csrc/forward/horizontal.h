@@ -294,12 +294,11 @@ void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __
     copy(std::integral_constant<int, N>{});
 }
 
-// Elements [from, end) of every other window, of positions of `unit` elements each, which begin at `dst`: taps are taken
-// apart from windows as they are read. `dst` has room for a vector from the last of its elements on, and twice that is
-// read.
-template <class R, bool nan = true> void every_other_window(const typename R::V* x, int64_t from, int64_t end,
-                                                            int64_t kernel, int64_t step, int64_t unit,
-                                                            typename R::V* dst) {
+// Results [from, end) of windows of stride 2, counted in elements, to `dst` on; a position has `unit` elements. Two vectors
+// hold the same tap of N / unit windows. Whole vectors are written, and two from the last result's taps on are read.
+template <class R, bool exact = true> void every_other_window(const typename R::V* x, int64_t from,
+                                                              int64_t end, int64_t kernel, int64_t step,
+                                                              int64_t unit, typename R::V* dst) {
   using V = typename R::V;
   constexpr int N = wide<V>;
   Vec<UnsignedLike<V>, N> index;
@@ -309,7 +308,7 @@ template <class R, bool nan = true> void every_other_window(const typename R::V*
     for (int64_t t = 0; t < kernel; ++t) {
       const V* tap = x + 2 * j + t * step * unit;
       const Vec<V, N> v = permuted(read<V, N>(tap), read<V, N>(tap + N), index);
-      all = t ? merged<R, nan>(v, all) : v;
+      all = t ? merged<R, exact>(v, all) : v;
     }
     write(dst + j - from, all);
   }

@@ -13,7 +13,7 @@
 namespace ndpool {
 namespace {
 
-// Floats, or bytes: signed ones and their minima are maxima of other bytes, some bits of which are turned.
+// Floats, or bytes: signed ones are compared as unsigned ones with their highest bit inverted.
 template <class R> struct LongMax {
   static constexpr const char* engine = "long_max";
   using V = typename R::V;
