@@ -10,8 +10,10 @@
 
 namespace ndpool {
 
-// Work of fewer bytes and visits stays on one thread: waking another costs more than its help. Tests lower it.
+// Work of fewer bytes and visits stays on one thread: waking another costs more than its help, but less where it is
+// borrowed. Tests lower it.
 inline std::atomic<int64_t> serial_bytes{1 << 20};
+constexpr double borrowed = 0.25;  // of that
 
 struct Cost {
   double bytes = 0;   // read and written, with separable windows
@@ -31,8 +33,9 @@ struct Cost {
   }
 
   int workers(int64_t units) const {
-    if (std::max(bytes, visits) < double(serial_bytes.load())) return 1;
-    return std::max(1, int(std::min<int64_t>(num_threads(), units)));
+    const double work = std::max(bytes, visits), serial = double(serial_bytes.load());
+    const int most = std::max(1, int(std::min<int64_t>(num_threads(), units)));
+    return work >= serial || (work >= borrowed * serial && borrows(most)) ? most : 1;
   }
 };
 

@@ -274,6 +274,10 @@ Pool& the_pool() {
   return *found;
 }
 
+[[maybe_unused]] const int watching_forks = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+
+}  // namespace
+
 // Each thread that calls an OpenMP library gets a team of its own there: only the main thread's is borrowed, of the
 // size it has already. A forked child has none. Where its threads are still to be made and the system refuses one, the
 // library ends the process: they are tried first, once.
@@ -288,10 +292,6 @@ bool borrows(int workers) {
   return false;
 #endif
 }
-
-[[maybe_unused]] const int watching_forks = pthread_atfork(nullptr, nullptr, after_fork_in_child);
-
-}  // namespace
 
 int num_threads() {
   if (const int n = chosen.load()) return n;

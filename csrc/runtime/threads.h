@@ -18,6 +18,8 @@ void set_default_threads(int n);
 // From now on the main thread works with the threads of the OpenMP library (libgomp) that PyTorch uses, if there is
 // one and this process was not forked; says whether it does.
 bool borrow_threads();
+// Whether work of the calling thread on so many threads runs on borrowed ones.
+bool borrows(int workers);
 
 // Lets long work stop early: the calling thread asks a few times a second whether to, and every worker sees the answer.
 class Watch {
