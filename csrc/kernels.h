@@ -16,6 +16,17 @@ template <class Engine> constexpr Kernel kernel_of() {
   return {Engine::prepare, Engine::run, Engine::engine, nullptr};
 }
 
+// The kernel of the first of these engines that serves a problem; an empty one if none does.
+template <class... Engines> Kernel first_serving(const Problem& p) {
+  Kernel found;
+  const auto take = [&]<class Engine>(Engine*) {
+    if (Engine::serves(p)) found = kernel_of<Engine>();
+    return found.run != nullptr;
+  };
+  (void)(take(static_cast<Engines*>(nullptr)) || ...);
+  return found;
+}
+
 // A function may leave a problem to the next set by returning an empty kernel; the last set has them all.
 struct Kernels {
   const char* name;

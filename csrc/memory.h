@@ -16,6 +16,12 @@ enum class Over { outputs, inputs };
 
 inline int64_t extent(const Axis& axis, Over over) { return over == Over::outputs ? axis.out : axis.size; }
 
+inline int64_t plane_elements(const Problem& p, Over over = Over::inputs) {
+  int64_t n = 1;
+  for (int a = 0; a < p.n_axes; ++a) n *= extent(p.axes[a], over);
+  return n;
+}
+
 // Behind the last element of an array; null where a stride is negative, so that no vector reads past a row there.
 inline const char* readable_end(const Problem& p, const Array& array, int64_t item, Over over) {
   const char* end = array.data + item + (p.lanes - 1) * array.lane;

@@ -74,8 +74,8 @@ template <class O, class V> inline O store_as(V v) {
   }
 }
 
-// Division by a whole number; by 0, the sum of an empty window stays what it is, zero. By a power of two, multiplying is the same to the bit, and
-// cheaper.
+// Division by a whole number. An empty window's sum, zero, is divided by 1 instead of 0; multiplying by the inverse of a
+// power of two is the same to the bit, and cheaper.
 template <class V> struct Quotient {
   V by, inverse = V(1);
   bool multiplies;

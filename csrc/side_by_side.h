@@ -134,12 +134,6 @@ template <Over work> struct SideBySide {
     return n;
   }
 
-  static int64_t plane_elements(const Problem& p, Over over) {
-    int64_t n = 1;
-    for (int a = 0; a < p.n_axes; ++a) n *= extent(p.axes[a], over);
-    return n;
-  }
-
   static int64_t plane_bytes(const Problem& p) {
     Transposed list[4];
     int64_t bytes = 0;

@@ -16,25 +16,20 @@ public:
 
   static bool serves(const Problem& p) {
     if (p.op != Op::sum || p.extra != Extra::none || p.x_type != p.y_type) return false;
-    int64_t pitch = size_of(p.y_type);
-    if (p.lanes > 1 && p.y.lane != pitch) return false;
-    pitch *= p.lanes;
-    for (int a = p.n_axes - 1; a >= 0; --a) {
+    for (int a = 0; a < p.n_axes; ++a) {
       const Axis& axis = p.axes[a];
       if (axis.out != 1 || axis.table_stride || window(axis, 0).taps != axis.size) return false;
-      if (axis.size > 1 && p.y.pooled[a] != pitch) return false;
-      pitch *= axis.size;
     }
-    return true;
+    return packed_planes(p);
   }
 
   // A unit is a part of a plane.
   static void prepare(Problem& p) {
     const int64_t position = p.lanes * size_of(p.y_type);
-    p.tile = least(positions(p), ceil_div(tile_bytes, position));
-    p.tiles = ceil_div(positions(p), p.tile);
+    p.tile = most(1, least(plane_elements(p), ceil_div(tile_bytes, position)));
+    p.tiles = ceil_div(plane_elements(p), p.tile);
     p.units = p.planes * p.tiles;
-    p.scratch = Scratch::bytes<V>(p.lanes) + Scratch::bytes<V>(repeats(p) * p.lanes);
+    p.scratch = Scratch::bytes<V>(p.lanes) + Scratch::bytes<char>(repeats(p) * position);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -44,13 +39,7 @@ public:
   }
 
 private:
-  static int64_t positions(const Problem& p) {
-    int64_t n = 1;
-    for (int a = 0; a < p.n_axes; ++a) n *= p.axes[a].size;
-    return n;
-  }
-
-  // Of the lanes in the pattern that is written.
+  // How often the pattern that is written repeats the lanes.
   static int64_t repeats(const Problem& p) {
     return least(p.tile, ceil_div(pattern_bytes, p.lanes * size_of(p.y_type)));
   }
@@ -66,11 +55,11 @@ private:
   Fill(const Problem& p, char* memory) : p_(p), quotient_(divisor(p)), load_(loader<V>(p.x_type, false)) {
     Scratch scratch(memory);
     values_ = scratch.take<V>(p.lanes);
-    pattern_ = scratch.take<V>(repeats(p) * p.lanes);
+    pattern_ = scratch.take<char>(repeats(p) * p.lanes * size_of(p.y_type));
   }
 
   template <class S> void units(int64_t begin, int64_t end) {
-    const int64_t all = positions(p_), item = size_of(p_.y_type);
+    const int64_t all = plane_elements(p_);
     const bool even = p_.tiles == 1 && p_.n_lead <= 1;  // the next plane is as far as the one before
     char *x = nullptr, *y = nullptr;
     for (int64_t unit = begin; unit < end && !p_.stopped(); ++unit) {
@@ -82,7 +71,7 @@ private:
         y = plane_of(p_, p_.y, unit / p_.tiles);
       }
       const int64_t from = unit % p_.tiles * p_.tile, n = least(p_.tile, all - from);
-      S* to = reinterpret_cast<S*>(y + from * p_.lanes * item);
+      S* to = reinterpret_cast<S*>(y) + from * p_.lanes;
       if (p_.lanes == 1)
         one(to, n, store_as<S>(quotient_(load_as<V>(*reinterpret_cast<const S*>(x)))));
       else
@@ -90,15 +79,17 @@ private:
     }
   }
 
-  // Vectors overlap at the end.
-  template <class S> static void one(S* to, int64_t n, S value) {
-    constexpr int N = vector_bytes / sizeof(S);
-    UnsignedLike<S> bits;
-    __builtin_memcpy(&bits, &value, sizeof bits);
-    const auto v = Vec<UnsignedLike<S>, N>{} + bits;
-    if (n < N) return copy_exactly(reinterpret_cast<const S*>(&v), to, n);
-    for (int64_t j = 0; j + N <= n; j += N) write(to + j, v);
-    write(to + n - N, v);
+  // Vectors overlap at the end; few elements are written by shorter ones.
+  template <class S, int N = vector_bytes / sizeof(S)> static void one(S* to, int64_t n, S value) {
+    if (n >= N) {
+      UnsignedLike<S> bits;
+      __builtin_memcpy(&bits, &value, sizeof bits);
+      const auto v = Vec<UnsignedLike<S>, N>{} + bits;
+      for (int64_t j = 0; j + N <= n; j += N) write(to + j, v);
+      write(to + n - N, v);
+    } else if constexpr (N > 1) {
+      one<S, N / 2>(to, n, value);
+    }
   }
 
   template <class S> void lanes(char* x, S* to, int64_t n) {
@@ -114,7 +105,8 @@ private:
   const Problem& p_;
   const Quotient<V> quotient_;
   const Load<V> load_;
-  V *values_, *pattern_;
+  V* values_;
+  char* pattern_;
 };
 
 }  // namespace

@@ -78,23 +78,12 @@ private:
   static bool direct(const Problem& p) {
     bool shared = false;
     for (int a = 0; a < p.n_axes; ++a) shared |= most_covers(p.axes[a], p.planes) > 1;
-    return (stored_as<V>(p.y_type) || (!shared && few_outputs(p))) && packed(p);
+    return (stored_as<V>(p.y_type) || (!shared && few_outputs(p))) && packed_planes(p);
   }
 
   // Each of its elements has a window of its own.
   static bool axis_of_planes(const Axis& a) {
     return a.regular() && a.kernel == 1 && a.stride == 1 && a.origin == 0 && a.size == a.out;
-  }
-
-  static bool packed(const Problem& p) {
-    int64_t pitch = size_of(p.y_type);
-    if (p.lanes > 1 && p.y.lane != pitch) return false;
-    pitch *= p.lanes;
-    for (int a = p.n_axes - 1; a >= 0; --a) {
-      if (p.axes[a].size > 1 && p.y.pooled[a] != pitch) return false;
-      pitch *= p.axes[a].size;
-    }
-    return true;
   }
 
   static Boxes boxes(const Problem& p) {
@@ -116,7 +105,7 @@ private:
   }
 
   Scatter(const Problem& p, Scratch& scratch)
-      : p_(p), last_(p.n_axes - 1), split_(boxes(p).split), direct_(direct(p)), packed_(packed(p)),
+      : p_(p), last_(p.n_axes - 1), split_(boxes(p).split), direct_(direct(p)), packed_(packed_planes(p)),
         folded_(axis_of_planes(p.axes[0])), load_(loader<V>(p.x_type, false)),
         store_(storer<V>(p.y_type, false)), item_(size_of(p.x_type)),
         offset_item_(p.extra == Extra::offset8 ? 1 : 4),
@@ -295,7 +284,7 @@ private:
     add_all(part, n, grads, static_cast<V*>(sums));
   }
 
-  // Where the outputs add.
+  // Finds where the outputs of a part add.
   template <class Offset> void find_by(const Part& part, int64_t plane, int64_t n) const {
     const char* extra = first_of(part, p_.extra_array, plane);
     if (!in_a_row(part, p_.extra_array, offset_item_) || extra + (n + L) * offset_item_ > end_) {

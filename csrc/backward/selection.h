@@ -13,26 +13,25 @@ namespace {
 
 template <class V, class Offset> Kernel max_backward(const Problem& p) {
   if constexpr (specialised) {
-    if (MaxBackwardChannelsLast<V, V, Offset>::serves(p))
-      return kernel_of<MaxBackwardChannelsLast<V, V, Offset>>();
-    if constexpr (std::is_same_v<V, float>) {
-      if (MaxBackwardChannelsLast<V, bf16, Offset>::serves(p))
-        return kernel_of<MaxBackwardChannelsLast<V, bf16, Offset>>();
-      if (MaxBackwardChannelsLast<V, f16, Offset>::serves(p))
-        return kernel_of<MaxBackwardChannelsLast<V, f16, Offset>>();
-    }
+    Kernel found = first_serving<MaxBackwardChannelsLast<V, V, Offset>>(p);
+    if constexpr (std::is_same_v<V, float>)
+      if (!found.run)
+        found =
+            first_serving<MaxBackwardChannelsLast<V, bf16, Offset>, MaxBackwardChannelsLast<V, f16, Offset>>(
+                p);
+    if (found.run) return found;
   }
   return kernel_of<Scatter<V>>();
 }
 
-// Sums along rows too short for vectors. Halves are slow to begin a row with; other types have fast ways for stride 1,
-// for 2 x 2 windows side by side and for a single window.
+// Sums along rows too short for vectors, but for a single window. Halves are slow to begin a row with; other types have
+// fast ways for stride 1 and for 2 x 2 windows side by side.
 inline bool short_sums(const Problem& p) {
   const Axis &last = p.axes[p.n_axes - 1], &rows = p.axes[p.n_axes > 1 ? p.n_axes - 2 : 0];
   if (p.extra != Extra::none || last.size > 32) return false;
   bool single = true, halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
   for (int a = 0; a < p.n_axes; ++a) single &= p.axes[a].out == 1;
-  if (single || halves) return halves && (!single || p.n_axes == 1);
+  if (single || halves) return !single;
   const bool pairs = p.n_axes == 2 && last.kernel == 2 && rows.kernel == 2 && last.size == 2 * last.out &&
                      rows.size == 2 * rows.out;
   return p.n_axes > 1 && !pairs && !(last.regular() && last.stride == 1);

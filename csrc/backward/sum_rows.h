@@ -6,7 +6,8 @@
 // Some windows have a way of their own: 3 x 3 with stride 1, which stays in registers (the gradients of Inception's
 // average pooling, (8, 192, 35, 35), take 2.4 times as long without it), 2 x 2 side by side, and all windows side by side
 // of channels-last arrays (2 x 2 of (2, 32, 224, 53), as between the blocks of DenseNet: 1.3 times). Windows whose rows
-// have stride 1, or a single row, are added up as one long row ((32, 2048, 7, 7) to 1: 60 times).
+// have stride 1, or a single row, are added up as one long row (2 x 2 with stride 1 of (8, 192, 17, 17): 1.9 times, 1-D
+// windows of (8, 64, 3000): 1.5 times).
 #pragma once
 
 #include <numeric>

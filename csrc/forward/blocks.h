@@ -19,7 +19,7 @@ template <class R, class S, bool coded> struct Blocks {
   static constexpr int64_t many_rows = 16;    // of a plane, whose sums wait for each other
   static constexpr bool can_be_nan = R::picks && is_real<V>;
   static constexpr bool columned = sizeof(V) >= 4 && !coded;  // few lanes: rows become columns in a few steps
-  static_assert(!coded || is_real<V>, "numbers of rows are as wide as values");
+  static_assert(!coded || is_real<V>, "the number of a row has as many bits as a value");
   using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
   using Cn = Vec<C, N>;
@@ -197,20 +197,8 @@ private:
       for (int64_t r = 0; r < rows.rows; ++r, ++number) {
         const S* from = x + s * rows.slab_pitch + r * rows.row_pitch;
         for (int64_t k = 0; k < end; k += broad)
-          for (int w = 0; w < broad; ++w) {
-            const int64_t at = (k + w) * N;
-            const Vn v = read_as<V, N>(from + at);
-            if constexpr (can_be_nan) seen[w] += v;
-            if (number == 0) {
-              write(to + at, v);
-              if constexpr (coded) write(numbers_ + at, Cn{});
-              continue;
-            }
-            const Vn acc = read<V, N>(to + at);
-            write(to + at, merge(v, acc));
-            if constexpr (coded)
-              write(numbers_ + at, R::beats(v, acc) ? Cn{} + C(number) : read<C, N>(numbers_ + at));
-          }
+          for (int w = 0; w < broad; ++w)
+            fold_into(from + (k + w) * N, number, to + (k + w) * N, numbers_ + (k + w) * N, seen[w]);
       }
     return end;
   }

@@ -679,12 +679,6 @@ private:
     return strip;
   }
 
-  static int64_t plane_elements(const Problem& p) {
-    int64_t n = 1;
-    for (int a = 0; a < p.n_axes; ++a) n *= p.axes[a].size;
-    return n;
-  }
-
   // Codes and positions lie as the values do.
   static bool follows_y(const Problem& p) {
     const int64_t item = p.extra == Extra::offset8 ? 1 : 8;

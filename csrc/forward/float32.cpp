@@ -6,15 +6,12 @@ namespace ndpool {
 namespace {
 
 #if defined(__AVX512VL__)
-template <class R, bool coded> Kernel small_planes(const Problem& p) {
-  return SmallPlanes<R, coded>::serves(p) ? kernel_of<SmallPlanes<R, coded>>() : Kernel{};
-}
-
 Kernel planes_of_short_rows(const Problem& p) {
   if (p.x_type != Dtype::f32) return {};
-  if (p.op == Op::sum) return small_planes<Sum<float>, false>(p);
+  if (p.op == Op::sum) return first_serving<SmallPlanes<Sum<float>, false>>(p);
   if (p.op != Op::max) return {};
-  return p.extra == Extra::none ? small_planes<Max<float>, false>(p) : small_planes<Max<float>, true>(p);
+  return p.extra == Extra::none ? first_serving<SmallPlanes<Max<float>, false>>(p)
+                                : first_serving<SmallPlanes<Max<float>, true>>(p);
 }
 #else
 Kernel planes_of_short_rows(const Problem&) { return {}; }

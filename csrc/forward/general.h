@@ -133,7 +133,7 @@ inline int64_t widest(const Axis& a, int64_t tile) {
   return most(1, least(a.size, (tile - 1) * a.stride + (a.kernel - 1) * a.step + 1));
 }
 
-// Values in another order are put back into theirs before they are stored.
+// Whether results need neither conversion nor reordering.
 template <class V> bool writes_directly(const Problem& p, const Row& y) {
   return !reordered(p) && stored_as<V>(p.y_type) && y.packed(sizeof(V));
 }

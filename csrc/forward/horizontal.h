@@ -294,8 +294,8 @@ void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __
     copy(std::integral_constant<int, N>{});
 }
 
-// Results [from, end) of windows of stride 2, counted in elements, to `dst` on; a position has `unit` elements. Two vectors
-// hold the same tap of N / unit windows. Whole vectors are written, and two from the last result's taps on are read.
+// Windows of stride 2, where a position has `unit` elements: elements [from, end) of the results, to `dst`. The same tap of
+// N / unit windows lies in two neighbouring vectors. Writes whole vectors, and reads two from each tap on.
 template <class R, bool exact = true> void every_other_window(const typename R::V* x, int64_t from,
                                                               int64_t end, int64_t kernel, int64_t step,
                                                               int64_t unit, typename R::V* dst) {

@@ -619,8 +619,9 @@ template <class S> Kernel integer_averages(const Problem& p) {
   if constexpr (specialised) {
     using Wide = std::conditional_t<std::is_signed_v<S>, std::int32_t, std::uint32_t>;
     if constexpr (std::is_same_v<S, std::uint8_t>)
-      if (IntegerAverages<S, std::uint16_t>::serves(p)) return kernel_of<IntegerAverages<S, std::uint16_t>>();
-    if (IntegerAverages<S, Wide>::serves(p)) return kernel_of<IntegerAverages<S, Wide>>();
+      return first_serving<IntegerAverages<S, std::uint16_t>, IntegerAverages<S, Wide>>(p);
+    else
+      return first_serving<IntegerAverages<S, Wide>>(p);
   }
   return {};
 }

@@ -40,13 +40,10 @@ bool shares_little(const Problem& p) {
 template <class R, class S, bool coded> Kernel direct_engine(const Problem& p) {
   if (!stored_as<S>(p.x_type)) return {};
   if (p.lanes > 1) {
-    if ((coded || shares_little(p)) && ChannelsLast<R, S, coded>::serves(p))
-      return kernel_of<ChannelsLast<R, S, coded>>();
-    return {};
+    if (!coded && !shares_little(p)) return {};
+    return first_serving<ChannelsLast<R, S, coded>>(p);
   }
-  if (DirectRows<R, S, coded>::serves(p)) return kernel_of<DirectRows<R, S, coded>>();
-  if (Blocks<R, S, coded>::serves(p)) return kernel_of<Blocks<R, S, coded>>();
-  return {};
+  return first_serving<DirectRows<R, S, coded>, Blocks<R, S, coded>>(p);
 }
 
 // Single rows of two or three taps are read directly where there is an engine for it, twice as fast.

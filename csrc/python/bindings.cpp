@@ -250,7 +250,7 @@ struct Member {
 // Axes of fewer elements are no lanes, and more are not joined to lanes.
 constexpr int64_t few_lanes = 8, many_lanes = 8192;
 constexpr double large_plane = 1 << 12;  // elements
-constexpr int64_t few_planes = 8;        // half a vector of them
+constexpr int64_t few_planes = 8;        // half a vector of floats
 
 // Joins leading axes to the lanes that they continue in memory, or as many of their elements as divide them.
 void join_lanes(Problem& p, std::initializer_list<Member> members) {
@@ -446,7 +446,7 @@ struct Work {
 };
 
 // Few channels, as of images, are lanes where rows are long or planes few; forward, many planes of short rows are pooled
-// side by side. Backward, lanes are the faster even then.
+// side by side. Backward, any channels are lanes, which are faster even then.
 int64_t fewest_lanes(const Plan& plan, const Buffer& array, const std::vector<int>& axes) {
   int64_t planes = 1;
   for (int a = 0; a < array.ndim(); ++a)
