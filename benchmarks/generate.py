@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ndpool._bench import cuda, cuda_random, cuda_report, random_calls, report, runner
@@ -22,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 REPORTS: dict[str, Any] = {runner.FORMAT: report, cuda.FORMAT: cuda_report}
 X = "\N{MULTIPLICATION SIGN}"
 
-# As torch_models.py, jax_speed.py and cupy_speed.py write them.
-MODELS, JAX, CUPY = "ndpool models 1", "ndpool jax 1", "ndpool cupy 1"
+# As torch_models.py, jax_speed.py, cupy_speed.py and gpu_overhead.py write them.
+MODELS, JAX, CUPY, OVERHEAD = "ndpool models 1", "ndpool jax 1", "ndpool cupy 1", "ndpool gpu overhead 1"
 
 # The README's table: whole models, then classes of single calls, with the largest and the smallest speedups.
 SUMMARY_MODELS = {
@@ -109,6 +110,34 @@ def cupy_table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{document['device']}, {', '.join(versions)}"])
 
 
+def overhead_table(document: dict[str, Any]) -> str:
+    """The table of compilation: seconds and kernels of 40 image sizes; a training run, and host times."""
+    lines = ["| images of 40 sizes, forward and backward | contiguous | channels-last |", "|---" * 3 + "|"]
+    waits = document["waits"]
+    for name in [name for name in waits if not name.endswith("channels-last")]:
+        both = (waits[name], waits[f"{name}, channels-last"])
+        cells = (f"{row['first']['seconds']:.1f} s, {row['kernels'] - 2} kernels" for row in both)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    again = max(row["second"]["seconds"] for row in waits.values())
+    starts = [max(row[which]["start"] for row in waits.values()) for which in ("first", "second")]
+    epochs = {
+        name: ", then ".join(f"{span:.2f} s" for span in spans[:2])
+        for name, spans in document["train"].items()
+    }
+    ratios = {
+        mode: [row["ratio"] for name, row in document["host"].items() if name.endswith(mode)]
+        for mode in ("forward", "training")
+    }
+    usual = (f"{mode} {median(found):.2f} times" for mode, found in ratios.items())
+    text = (
+        f"A second process finds kernels on disk and waits for {again:.1f} s. Triton's own start takes up "
+        f"to {starts[0]:.1f} s more, in the second process {starts[1]:.1f} s. A pyramid-pooling network on "
+        f"images of 30 sizes: {epochs['ndpool']} per epoch; PyTorch {epochs['PyTorch']}. Median host time of "
+        f"small calls: {', '.join(usual)} PyTorch's."
+    )
+    return "\n".join([*lines, "", text, "", f"{document['device']}, {document['versions']}"])
+
+
 def summary(documents: dict[str, dict[str, Any]]) -> str:
     """The README's table: speedups of a few models and classes of every results file."""
     lines = [f"| | runs on | {X} PyTorch | {X} fastest alternative |", "|---|---|---|---|"]
@@ -130,7 +159,13 @@ def summary(documents: dict[str, dict[str, Any]]) -> str:
     return "\n".join([*lines, "", machines])
 
 
-SCRIPTS = {MODELS: models, JAX: jax_table, CUPY: cupy_table, cuda_random.FORMAT: cuda_random.markdown}
+SCRIPTS = {
+    MODELS: models,
+    JAX: jax_table,
+    CUPY: cupy_table,
+    OVERHEAD: overhead_table,
+    cuda_random.FORMAT: cuda_random.markdown,
+}
 
 
 def generated(root: Path) -> dict[Path, str]:

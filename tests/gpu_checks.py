@@ -205,6 +205,7 @@ KINDS = [
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), LAYOUTS[:2]),
         (("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)), ("channels_last",)),
         (("max_pool2d", (1, 4, 6, 8), (11, 1, 5)), ("channels_last",)),
+        (("max_pool2d", (1, 2, 17, 19), ((15, 14), (2, 1), (7, 7))), ("contiguous",)),
         (("max_pool3d", (1, 4, 4, 4, 8), (2,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (2, 4, 7, 7), (1,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (1, 3, 5, 7), (1,)), ("contiguous",)),
@@ -217,7 +218,7 @@ KINDS = [
         (("adaptive_avg_pool2d", (1, 4, 34, 12), (2,)), ("contiguous",)),
         (("adaptive_max_pool2d", (1, 4, 34, 12), (2,)), ("contiguous", "transposed")),
         (("adaptive_avg_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
-        (("adaptive_max_pool2d", (1, 2, 4, 264), (2,)), ("contiguous",)),
+        (("adaptive_max_pool2d", (1, 2, 4, 264), (2,)), LAYOUTS[:2]),
         (("adaptive_max_pool2d", (1, 2, 34, 40), (2,)), ("channels_last",)),
         (("adaptive_avg_pool1d", (1, 2, 403), (9,)), ("contiguous",)),
         (("adaptive_max_pool1d", (1, 2, 403), (9,)), ("contiguous",)),
@@ -250,6 +251,7 @@ def test_kinds_start_every_kernel(monkeypatch):
             "LOOP",
             "SHIFTED",
             "PARTS",
+            "ALONG",
         )
         started.add((self.name, *((flag, bool(constants[flag])) for flag in flags if flag in constants)))
 
@@ -402,6 +404,24 @@ def test_nothing_beside_is_touched(monkeypatch, name, shape, args, last, behind)
         assert torch.equal(pool(x, *args, return_indices=True)[0], want)
     y = pool(x.requires_grad_(), *args)
     torch.autograd.grad(y, x, fenced.like(y.detach()).fill_(1))
+
+
+@pytest.mark.parametrize("nans", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("shape", "outs"), [((1, 32, 9, 70), (2, 1)), ((1, 3, 2, 5, 300), (1, 2, 1))])
+def test_ties_of_wide_windows(shape, outs, last, nans):
+    """The first of equal elements is taken, and the last NaN, however many threads share a row."""
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randint(0, 99, shape, generator=draw).float()
+    if nans:
+        x[torch.rand(shape, generator=draw) < 0.02] = nan
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last if len(shape) == 4 else torch.channels_last_3d)
+    name = f"adaptive_max_pool{len(outs)}d"
+    got = getattr(ndpool, name)(x.to(DEVICE), outs, return_indices=True)
+    want = getattr(F, name)(x, outs, return_indices=True)
+    assert torch.equal(got[1].cpu(), want[1])
+    torch.testing.assert_close(got[0].cpu(), want[0], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])

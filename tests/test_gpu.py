@@ -63,6 +63,6 @@ def test_machine_code():
 def test_new_sizes_need_no_new_kernels():
     """Global and adaptive pooling of 60 sizes: at most five kernels each, six for few contiguous windows.
 
-    Max pooling with small windows: three to six.
+    Max pooling with small windows: three with offsets, and three for gradients.
     """
     print(run_python(HERE / "gpu_compile.py", "--sizes", "60", "--most", "5", CUDA_VISIBLE_DEVICES=""))

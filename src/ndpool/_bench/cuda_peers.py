@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,10 @@ class Contestant:
     def version(self) -> str:
         """The version of the library."""
         if not self.packages:
-            return version("ndpool")
+            try:
+                return version("ndpool")
+            except PackageNotFoundError:  # run from a checkout
+                return "from a checkout"
         return str(import_module(self.packages[0]).__version__)
 
     def supports(self, case: Case) -> bool:

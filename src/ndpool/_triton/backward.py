@@ -275,13 +275,17 @@ def _blocks(
     elif all(a.kernel <= a.stride for a in axes):
         vec = x_unit = y_unit = min(vec, max(1, 8 // itemsize))
     large = prod(layout.sizes) * prod(a.size for a in axes) >= tuning.LARGE_RESULT
-    rows, loop_h = 1 if large and h.kernel <= h.stride else 8 if large and columns and vec == 1 else 4, False
+    rows, loop_h = 4, False
+    if h.kernel <= h.stride and (x_unit * itemsize >= 8 if columns else large):
+        rows = 1  # long stores keep the device busy, short ones share the work on a row
     across = vectors if columns else more[2] + 1
     while not columns and vec > 1 and across * vec * (1 + common["HAS_INDEX"]) > 64:
         vec = x_unit = y_unit = vec // 2
     in_registers = (more[0] + 1) * across * vec * (1 + common["HAS_INDEX"])
     blocks_h, each = -(-h.size // h.stride), d.stride * h.stride * outs * last.stride
-    while rows > 1 and (in_registers * (rows + more[1]) > 80 or rows >= 2 * blocks_h or rows * each > 64):
+    while rows > 1 and (rows >= 2 * blocks_h or rows * each > 64):
+        rows //= 2
+    while rows > 1 and in_registers * (rows + more[1]) > tuning.REGISTERS:
         rows //= 2
     if in_registers * (rows + more[1]) > 100:
         rows, loop_h = 1, True
@@ -290,7 +294,7 @@ def _blocks(
     n_w = -(-last.size // (last.stride * outs))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
-    lanes = lanes_for(n_lanes, 2 * tuning.THREADS if rows == 8 else tuning.THREADS)
+    lanes = lanes_for(n_lanes, tuning.THREADS)
     n_strips = -(-blocks_h // rows)
     blocks_d = -(-d.size // d.stride)
     grid = -(-n_lanes // lanes) * blocks_d * n_strips
@@ -472,7 +476,6 @@ def _scatter(
         given += [window_table(a, device), table]
     constants = {key: common[key] for key in ("COMPUTE", "INT64", "CHANNELS", "LEADS")} | {
         "VEC": vec,
-        "EDGES": vec > 0 and zeros_each % vec > 0,
         "ONCE": lanes_each <= lanes,
         "IRREGULAR": not all(a.regular for a in axes),
         "DILATED": any(a.step > 1 for a in axes),

@@ -14,7 +14,6 @@ import numpy as np
 from ndpool._triton import tuning
 from ndpool._triton.forward import folds_rows
 from ndpool._triton.launch import three_axes
-from ndpool._triton.planes import plane_pieces
 from ndpool.geometry import AxisPlan, Plan
 
 
@@ -51,12 +50,9 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
     outs = prod(a.out for a in (three if channels else three[:2]))
     programs = outs * n_planes
     n = min(256, first.kernel // 8, plan.taps // tuning.PIECE, -(-tuning.PROGRAMS // max(programs, 1)))
-    if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not folds_rows(three):
+    # Planes of contiguous memory have one axis here; their kernel cuts them itself.
+    if len(plan.axes) < 2 or n < 2 or not programs or not folds_rows(three):
         return None
-    if len(plan.axes) == 1 and plane_pieces(first.size, n_planes) > 1:
-        return None  # the kernel for planes cuts them itself
-    if len(plan.axes) == 1:
-        n = next(number for number in (16, 64, 256) if n <= number)  # so that few kernels merge the pieces
     starts, counts = first.windows()
     edges = starts[:, None] + counts[:, None] * np.arange(n + 1) // n
     sizes = np.diff(edges, axis=1)

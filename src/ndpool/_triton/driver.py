@@ -1,7 +1,8 @@
 """Start compiled kernels through the CUDA driver, with all arguments packed once except addresses of arrays.
 
-Triton's own launcher converts every argument on every call, several times the work of the launch itself.
-Called by `launch`, which falls back to Triton's launcher where `starter` returns None.
+Triton's own launcher converts every argument on every call, several times the work of the launch itself, and
+some versions call a C compiler for it. Called by `launch`, which falls back to Triton's launcher where
+`starter` returns None.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def starter(
     """
     about, library = made.metadata, _driver()
     kinds = list(made.src.signature.values())
-    others = (about.num_ctas != 1, about.launch_cooperative_grid, made.run.global_scratch_size)
-    if library is None or any(others) or made.run.profile_scratch_size:
+    others = (about.num_ctas != 1, about.launch_cooperative_grid, about.global_scratch_size)
+    if library is None or any(others) or about.profile_scratch_size:
         return None
     fixed: list[Any] = []
     for kind, value in zip(kinds[n_arrays:], values, strict=True):
@@ -84,13 +85,16 @@ def starter(
             return None
         if kind != "constexpr":
             fixed.append((ctypes.c_uint64 if pointer else _TYPES[kind])(value))
+    kernel = _loaded(made)
+    if kernel is None:
+        return None
     context = ctypes.c_void_p()
     library.cuCtxGetCurrent(ctypes.byref(context))
     fixed += [ctypes.c_uint64(0)] * _SCRATCH
     attributes = (_Attribute * 1)()
     attributes[0].id, attributes[0].value[0] = _SERIALIZATION, 1
     block = (32 * about.num_warps, 1, 1)
-    kernel, launch = made.function, library["cuLaunchKernelEx"]  # a function object of its own
+    launch = library["cuLaunchKernelEx"]  # a function object of its own
     launch.argtypes = [ctypes.c_void_p] * 4
     free: list[tuple[Any, ...]] = []
     take, give = free.pop, free.append
@@ -125,6 +129,17 @@ def starter(
             raise RuntimeError(f"ndpool: the CUDA driver could not start a kernel: {_text(library, error)}")
 
     return start
+
+
+def _loaded(made: Any) -> int | None:
+    """The kernel, on the current device; None where Triton's launcher has to say what is wrong."""
+    active = triton.runtime.driver.active
+    device = active.get_current_device()
+    if made.metadata.shared > active.utils.get_device_properties(device)["max_shared_mem"]:
+        return None
+    found = active.utils.load_binary(made.name, made.kernel, made.metadata.shared, device)
+    _, function, _, _, threads = found
+    return int(function) if 32 * made.metadata.num_warps <= threads else None
 
 
 def _text(library: ctypes.CDLL, error: int) -> str:

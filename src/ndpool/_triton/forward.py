@@ -88,7 +88,8 @@ def forward(
     if rows and (rows > 64 or prod(layout.sizes) // widest(size) < 2**16):
         return channels_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
     if not rows and _few_lanes(three, layout, size):
-        return channels_forward(three, layout, size, by, common | {"DIVIDE": divide}, device)
+        how = common | {"DIVIDE": by_taps(three, divide, by)}
+        return channels_forward(three, layout, size, by, how, device)
     if folds_rows(three, tuning.VECTOR_TAPS):
         found = _segments(three, layout, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
@@ -167,8 +168,9 @@ def _segments(
     numbers += [*layout.input_strides[1:5], *layout.output_strides[1:], h.size, last.size]
     numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
     full = max(0, vectors // 2 - 1)
-    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "IDENTITY", "COMPUTE", "INT64")} | {
-        "LEADS": max(1, layout.leads),
+    constants = {key: common[key] for key in ("OP", "KIND", "IDENTITY", "COMPUTE", "INT64")} | {
+        "DIVIDE": by_taps(axes, common["DIVIDE"], by),
+        "LEADS": layout.leads,
         "UNIT": unit,
         "WIDTH": width,
         "VECTORS": vectors,
@@ -181,6 +183,14 @@ def _segments(
     given = [t for a in axes for t in tables(a, device)]
     grid = d.out * h.out * -(-n_windows // windows)
     return launcher(segment_forward_kernel, grid, numbers, constants, given, itemsize < 16)
+
+
+def by_taps(axes: tuple[AxisPlan, ...], divide: int, by: int) -> int:
+    """How windows with tables are divided: by their own numbers of taps, also where these are all the same.
+
+    Whether they are depends on sizes, and a new size must not compile a new kernel.
+    """
+    return 2 if divide == 1 and by == prod(a.kernel for a in axes) else divide
 
 
 def unpadded(axes: tuple[AxisPlan, ...]) -> bool:

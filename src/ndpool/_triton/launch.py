@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from ndpool import _record
 from ndpool._triton.driver import starter
@@ -173,7 +174,7 @@ def layout_numbers(n_lanes: int, n_c: int, n_w: int, layout: Layout, *parts: int
     """Number of lanes, sizes that split it, and magic numbers; `parts` split the program number first."""
     counts = (
         *optional(layout.channels, n_c),
-        *optional(layout.leads > 0, n_w),
+        n_w,
         *optional(layout.leads > 1, layout.sizes[1]),
     )
     magics = (n if n is None else magic(n) for n in (*counts, *parts))
@@ -190,7 +191,7 @@ def layout_strides(strides: Sequence[int], layout: Layout) -> list[int | None]:
     c, first, second, *pooled = strides
     return [
         *optional(layout.channels, c),
-        *optional(layout.leads > 0, first),
+        first,
         *optional(layout.leads > 1, second),
         *pooled,
     ]
@@ -301,22 +302,29 @@ class Prepared:
         if _record.recording:
             kind = self.name.removesuffix("_forward").removesuffix("_backward")
             _record.note_kernel(self.direction, kind, str(x.device))
-        if self.ready:
-            addresses: tuple[int, ...] = (x.data_ptr(), y.data_ptr(), extra.data_ptr())
-            if more:
-                addresses += tuple(t.data_ptr() for t in more)
-            self.start(current_stream(x.get_device()), *addresses)
+        if not self.ready and not self._compiled(x, y, extra, *more):
             return
+        addresses: tuple[int, ...] = (x.data_ptr(), y.data_ptr(), extra.data_ptr())
+        if more:
+            addresses += tuple(t.data_ptr() for t in more)
+        self.start(current_stream(x.get_device()), *addresses)
+
+    def _compiled(self, *arrays: Tensor) -> bool:
+        """Compile the kernel, which is then ready; or run it by Triton, if the next call may need another."""
         arguments, constants = self._arguments
-        made = self._kernel[self._grid](x, y, extra, *more, *arguments, **constants)
-        if self._again and made is not None:
-            values = (
-                *(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments),
-                *(constants[name] for name in self._kernel.arg_names if name in constants),
-            )
-            arrays = 3 + len(more)
-            self.start = starter(made, self._grid, values, arrays) or _public(made, self._grid, values)
-            self.ready = True
+        if not self._again or not isinstance(self._kernel, JITFunction):
+            self._kernel[self._grid](*arrays, *arguments, **constants)
+            return False
+        made = self._kernel.run(*arrays, *arguments, grid=self._grid, warmup=True, **constants)
+        if made is None:
+            return False
+        values = (
+            *(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments),
+            *(constants[name] for name in self._kernel.arg_names if name in constants),
+        )
+        self.start = starter(made, self._grid, values, len(arrays)) or _public(made, self._grid, values)
+        self.ready = True
+        return True
 
 
 def _public(made: Any, grid: tuple[int, int, int], values: tuple[Any, ...]) -> Callable[..., None]:

@@ -32,7 +32,7 @@ class Layout(NamedTuple):
     """Sizes and strides of the input and the output of a pooling, with their leading axes merged."""
 
     channels: bool  # whether a leading axis varies faster than the pooled ones, as in channels-last
-    leads: int  # number of other leading axes, up to 2
+    leads: int  # number of other leading axes: 1 or 2
     sizes: tuple[int, int, int]  # of channels and leading axes
     input_strides: tuple[int, ...]  # of channels, 2 leading axes, 3 pooled axes
     output_strides: tuple[int, ...]
@@ -79,7 +79,7 @@ def layout_of(
     int64 = max(*reach, planes) > LIMIT - 2**24
     return Layout(
         fast is not None,
-        len(rest),
+        max(1, len(rest)),  # one image has the kernels of several
         sizes,
         (*x_leads, *missing, *(x_stride[a] for a in axes)),
         (*y_leads, *missing, *(y_stride[a] for a in axes)),

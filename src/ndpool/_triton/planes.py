@@ -44,7 +44,7 @@ def plane_forward(
 ) -> Launch:
     """Reduce contiguous planes in one pass, or in two if there are too few to fill the device."""
     size, n_planes = axes[2].size, layout.sizes[1] * layout.sizes[2]
-    n = plane_pieces(size, n_planes)
+    n, piece = plane_pieces(size, n_planes)
     if n < 2 or layout.leads > 1 or itemsize > 8 or common["COMPUTE"] not in (tl.float32, tl.float64):
         return _plane_pass(size, layout, itemsize, by, common)
     between = torch.float64 if common["COMPUTE"] == tl.float64 else torch.float32
@@ -52,13 +52,13 @@ def plane_forward(
     pieces = layout._replace(
         leads=2,
         sizes=(1, n, n_planes),
-        input_strides=(0, size // n, layout.input_strides[1], 0, 0, 1),
+        input_strides=(0, piece, layout.input_strides[1], 0, 0, 1),
         output_strides=(0, n_planes, 1, 0, 0, 1),
     )
     first = common | {"KIND": OFFSET32 if kind else NO_EXTRA, "DIVIDE": 0}
-    cut = _plane_pass(size // n, pieces, itemsize, 1, first, pieces=True)
+    cut = _plane_pass(piece, pieces, itemsize, 1, first, size)
     whole = layout._replace(
-        leads=0,
+        leads=1,
         sizes=(n_planes, 1, 1),
         input_strides=(1, 0, 0, 0, 0, n_planes),
         output_strides=(layout.output_strides[1], 0, 0, 0, 0, 0),
@@ -75,16 +75,13 @@ def plane_forward(
     return launch
 
 
-def plane_pieces(size: int, n_planes: int) -> int:
-    """Into how many equal, aligned pieces planes are cut if they are too few to fill the device, else 1."""
-    if 2 * n_planes > tuning.PROGRAMS:
-        return 1
-    most = min(1024, size // tuning.LARGE_PLANE)
-    wanted = min(most, -(-tuning.PROGRAMS // max(1, n_planes)))
-    for n in (*range(wanted, min(2 * wanted, most) + 1), *range(wanted - 1, wanted // 2, -1)):
-        if n > 1 and size % (8 * n) == 0:
-            return int(n)
-    return 1
+def plane_pieces(size: int, n_planes: int) -> tuple[int, int]:
+    """Into how many pieces of how many elements planes are cut if they are too few to fill the device."""
+    n = min(1024, size // tuning.LARGE_PLANE, -(-tuning.PROGRAMS // max(1, n_planes)))
+    if size < 8 * tuning.LARGE_PLANE or n_planes > tuning.CUT_PLANES:
+        return 1, size
+    piece = -(-size // (8 * n)) * 8
+    return -(-size // piece), piece
 
 
 def channel_shape(
@@ -100,12 +97,16 @@ def channel_shape(
 
 
 def _plane_pass(
-    size: int, layout: Layout, itemsize: int, by: int, common: dict[str, Any], pieces: bool = False
+    size: int, layout: Layout, itemsize: int, by: int, common: dict[str, Any], whole: int = 0
 ) -> Launch:
+    """One launch; `whole`: the elements of a plane, if these are pieces of planes."""
     n_planes = layout.sizes[1] * layout.sizes[2]
     # Contiguous planes are read by full vectors, even where a vector spans two planes.
-    dense = layout.leads < 2 and layout.input_strides[1] in (0, size)
-    pitches = [size * n_planes] if dense else [size, *layout.input_strides[1:3]]
+    length, pitch, count = size, layout.input_strides[1], n_planes
+    if whole:
+        length, pitch, count = whole, layout.input_strides[2], layout.sizes[2]
+    dense = (whole > 0 or layout.leads < 2) and pitch in (0, length)
+    pitches = [length * count] if dense else [length, *layout.input_strides[1:3]]
     unit = widest(itemsize, *pitches)
     shifted = size % unit > 0
     vectors = -(-(size + (unit - 1) * shifted) // unit)
@@ -123,7 +124,7 @@ def _plane_pass(
         vectors = -(-(size + (unit - 1) * shifted) // unit)
         parts, lanes = 8, next(n for n in (16, 64, 256, 1024) if 8 * n >= vectors)
         threads = max(lanes, tuning.THREADS)
-    if size > tuning.LARGE_PLANE or lanes > 2 * tuning.THREADS:
+    if whole or size > tuning.LARGE_PLANE or lanes > 2 * tuning.THREADS:
         # One kernel for all sizes.
         unit = widest_or_one(itemsize, *pitches)
         shifted = dense and unit > 1
@@ -133,6 +134,7 @@ def _plane_pass(
         n_planes,
         layout.sizes[1],
         size,
+        whole,
         *layout.input_strides[1:3],
         *layout.output_strides[1:3],
         by,
@@ -145,8 +147,8 @@ def _plane_pass(
         "SHIFTED": shifted,
         "PARTS": parts,
         "FULL": min(parts, size // width) if size <= tuning.SMALL_PLANE else 0,
-        "PIECES": pieces,
-        "LEADS": max(1, layout.leads),
+        "PIECES": whole > 0,
+        "LEADS": layout.leads,
         "num_warps": threads // 32,
     }
     return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
@@ -248,11 +250,12 @@ def _channel_pass(
     numbers += [*layout.output_strides, d.size, h.size, last.size]
     numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
     constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "IDENTITY", "COMPUTE", "INT64")} | {
-        "LEADS": max(1, layout.leads),
+        "LEADS": layout.leads,
         "UNIT": unit,
         "WIDTH": width,
         "COLUMNS": columns,
         "ROWS": rows,
+        "ALONG": rows > 1 and with_offsets and last.kernel > columns,
         "PARTS": parts,
         "WITH_OFFSETS": with_offsets,
         "num_warps": warps,
@@ -281,7 +284,7 @@ def channels_backward(layout: Layout, rows: int, itemsize: int, by: int, common:
         1 / by,
     ]
     constants = {key: common[key] for key in ("HAS_INDEX", "DIVIDE", "COMPUTE", "INT64")} | {
-        "LEADS": max(1, layout.leads),
+        "LEADS": layout.leads,
         "UNIT": unit,
         "WIDTH": width,
         "ROWS": height,

@@ -119,7 +119,7 @@ def _planes(
         "OUTS": outs,
         "INPUTS": inputs,
         "UNIT": unit,
-        "LEADS": max(1, n_axes),
+        "LEADS": n_axes,
         "num_warps": tuning.THREADS // 32,
     }
     # Sums, then one byte per sum.

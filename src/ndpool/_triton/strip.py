@@ -188,7 +188,7 @@ def _side_by_side(task: _Task, tall: bool) -> _Block:
         # Lanes along a row find the columns of their neighbours in the cache.
         one = common["OP"] in (SUM, SQUARES) or (last.kernel < 4 and itemsize > 2)
         limit = 4 if layout.channels else 1 if one else 2
-        most = 16 if last.kernel < 4 else 8
+        most = 16 if last.kernel < 4 else 1 if task.with_offsets else 8
         outs = min(limit, max(1, most // vec // (1 + task.with_offsets)), next_power(last.out), last.kernel)
         outs = next_power(outs + 1) // 2
     unrolled = 4 if task.with_offsets else 8
@@ -210,7 +210,7 @@ def _rows(task: _Task, block: _Block, tall: bool) -> int:
         rows = 1 if h.stride > 1 else min(8, h.kernel) if many else 4
     elif tall and (7 + h.kernel) * block.across(last) <= tuning.UNROLLED:
         rows = 8
-    elif h.stride > 1 and d.kernel == 1 and n_outs < 2 * tuning.SATURATED:
+    elif h.stride > 1 and d.kernel == 1 and layout.channels and n_outs < tuning.FEW_STRIPS:
         rows = 1  # else there would be too few strips
     elif (
         h.stride == d.kernel == 1

@@ -12,6 +12,7 @@ PROGRAMS = 2112  # that fill a large device
 
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
+FEW_STRIPS = 2**21  # outputs below which overlapping channels-last windows are computed row by row
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
 NORM_TAPS = 256  # likewise, of norms: more are left to powers, an average and roots
 NORM_PASSES = 4  # strides by which windows of a norm overlap, from which its axes are pooled one by one
@@ -29,8 +30,12 @@ SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than
 
 # Whole planes.
 SMALL_PLANE = 64  # elements up to which every size has a kernel of its own
+CUT_PLANES = 264  # up to which large ones are cut into pieces
 LARGE_PLANE = 2**12  # elements from which the kernel loops
 CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by side
+
+# Gradients by blocks.
+REGISTERS = 80  # outputs and offsets that a lane keeps
 
 # Gradients of max pooling, scattered into zeros.
 SPARSE = 16  # inputs per output from which this pays; a half or a quarter where gathers are slow
@@ -42,7 +47,7 @@ FEW_PLANES = 512  # too few to fill the device
 FEW_ZEROS = 2**13  # likewise, of few planes
 
 # Gradients of max pooling with large overlapping windows, by scans of contiguous rows, or by walks.
-SCAN_OVERLAP = 49  # windows that contain one input, from which this pays
+SCAN_OVERLAP = 30  # windows that contain one input, from which this pays
 WALK_OVERLAP = 25  # likewise in channels-last arrays
 WALK_UNBLOCKED = 9  # likewise where blocks would be too large
 SCAN_TAGS = 254  # rows of a window that one byte can number

@@ -85,6 +85,7 @@ def channels_last_forward_kernel(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
+    ALONG: tl.constexpr,
     LEADS: tl.constexpr,
     PARTS: tl.constexpr,
     WITH_OFFSETS: tl.constexpr,
@@ -95,10 +96,14 @@ def channels_last_forward_kernel(
     COMPUTE: tl.constexpr,
     INT64: tl.constexpr,
 ):
-    """WIDTH channels of one window: COLUMNS columns of ROWS rows at a time, ROWS is 1 if rows are longer.
+    """WIDTH channels of one window: COLUMNS columns of ROWS rows, or of ROWS parts of a row if ALONG.
 
-    PARTS: 1 writes pieces of windows, 2 merges them.
+    Each lane visits its elements in order, so that the first of several maxima is found. PARTS: 1 writes
+    pieces of windows, 2 merges them.
     """
+    DOWN: tl.constexpr = 1 if ALONG else ROWS
+    ACROSS: tl.constexpr = COLUMNS if ALONG else 0
+    STEP: tl.constexpr = ROWS * COLUMNS if ALONG else COLUMNS
     BITS: tl.constexpr = tl.int64 if COMPUTE == tl.float64 else tl.int32
     pid = tl.program_id(0)
     if INT64:
@@ -121,19 +126,21 @@ def channels_last_forward_kernel(
     best = tl.full([COLUMNS, WIDTH], IDENTITY, COMPUTE)
     offset = tl.full([COLUMNS, WIDTH], NO_OFFSET, tl.int32)
     for d in range(taps_d):
-        for h in range(0, taps_h, ROWS):
-            for start in range(0, taps_w, COLUMNS):
+        for h in range(0, taps_h, DOWN):
+            for start in range(0, taps_w, STEP):
                 found = ()
                 for r in tl.static_range(ROWS):
-                    at = base + (d * x_d + (h + r) * x_h + (start + column) * x_w) * UNIT + c[None, :]
-                    there = inside & (start + column < taps_w)
-                    if ROWS > 1:
-                        there = there & (h + r + column * 0 < taps_h)
+                    row = h + r % DOWN
+                    w = start + r * ACROSS + column
+                    at = base + (d * x_d + row * x_h + w * x_w) * UNIT + c[None, :]
+                    there = inside & (w < taps_w)
+                    if DOWN > 1:
+                        there = there & (row + column * 0 < taps_h)
                     found = found + (load_or_identity(x + at, there, IDENTITY, COMPUTE),)
                 for r in tl.static_range(ROWS):
                     v = widen(found[r], COMPUTE)
                     if WITH_OFFSETS:
-                        number = (d * kernel_h + h + r) * kernel_w + start + column
+                        number = (d * kernel_h + h + r % DOWN) * kernel_w + start + r * ACROSS + column
                         number = number + tl.zeros([COLUMNS, WIDTH], tl.int32)
                         if PARTS == 2:
                             at = base + (start + column) * x_w * UNIT + c[None, :]

@@ -139,12 +139,9 @@ def coordinates_of(
         rest = divide(lane, n_c, m_c, INT64)
         c = lane - rest * n_c
         lane = rest
-    w = lane
-    l1 = lane
+    l1 = divide(lane, n_w, m_w, INT64)
+    w = lane - l1 * n_w
     l2 = lane
-    if LEADS > 0:
-        l1 = divide(lane, n_w, m_w, INT64)
-        w = lane - l1 * n_w
     if LEADS > 1:
         l2 = divide(l1, n_1, m_1, INT64)
         l1 = l1 - l2 * n_1
@@ -154,11 +151,9 @@ def coordinates_of(
 @triton.jit
 def base_of(c, l1, l2, s_c, s_1, s_2, CHANNELS: tl.constexpr, LEADS: tl.constexpr):
     """Address of the first element of each lane's plane."""
-    base = c * 0
+    base = l1 * s_1
     if CHANNELS:
         base += c * s_c
-    if LEADS > 0:
-        base += l1 * s_1
     if LEADS > 1:
         base += l2 * s_2
     return base

@@ -25,7 +25,7 @@ from ndpool._triton.kernels.reducers import (
     widen,
 )
 
-_SIZES = ["planes", "n_1", "size", "x_1", "x_2", "y_1", "y_2", "divisor", "inverse"]
+_SIZES = ["planes", "n_1", "size", "whole", "x_1", "x_2", "y_1", "y_2", "divisor", "inverse"]
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -36,6 +36,7 @@ def plane_forward_kernel(
     planes,
     n_1,
     size,
+    whole,
     x_1,
     x_2,
     y_1,
@@ -62,6 +63,7 @@ def plane_forward_kernel(
     Loads are vectors of UNIT elements, all inside the input, whose length is a multiple of UNIT. If planes
     are SHIFTED against the vectors, elements of the first and last vector outside the plane are masked. Small
     planes take PARTS loads, the first FULL of them without a mask; large planes take a loop, and PARTS is 0.
+    With PIECES, planes are pieces of planes of `whole` elements, the last of which may be shorter.
     """
     pid = tl.program_id(0)
     if INT64:
@@ -96,15 +98,18 @@ def plane_forward_kernel(
         )
     else:
         best = tl.full([PLANES, WIDTH], IDENTITY, COMPUTE)
+        length = tl.zeros([PLANES, 1], tl.int32) + size
+        if PIECES:
+            length = tl.minimum(length, (whole - l1 * size).to(tl.int32)[:, None])
         where = slot - before
         where = tl.where(where >= 0, where, where + WIDTH)
-        where = tl.where(where < size, where, NO_OFFSET)
+        where = tl.where(where < length, where, NO_OFFSET)
         for start in range(0, size + UNIT - 1, WIDTH):
-            there = live[:, None] & (start + slot // UNIT * UNIT < size + before)
+            there = live[:, None] & (start + slot // UNIT * UNIT < length + before)
             v = widen(load_or_identity(at + start, there, IDENTITY, COMPUTE), COMPUTE)
             # One comparison: as an unsigned number, an element before the plane is huge.
             i = start + slot - before
-            v = tl.where(i.to(tl.uint32) < size.to(tl.uint32), v, IDENTITY)
+            v = tl.where(i.to(tl.uint32) < length.to(tl.uint32), v, IDENTITY)
             if KIND == 0:
                 best = better(best, v, OP)
             else:

@@ -121,7 +121,7 @@ def _gradient_of_input(
 
 
 @triton.jit
-def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl.constexpr):
+def _zeros(result, begin, end, VEC: tl.constexpr, LANES: tl.constexpr):
     """Write zeros from begin to end: full vectors, then the partial vectors at both ends."""
     first = (begin + (VEC - 1)) // VEC
     last = end // VEC
@@ -131,12 +131,11 @@ def _zeros(result, begin, end, VEC: tl.constexpr, EDGES: tl.constexpr, LANES: tl
         tl.store(
             result + start * VEC + along, tl.zeros([4 * LANES * VEC], result.dtype.element_ty), mask=there
         )
-    if EDGES:
-        edge = tl.arange(0, 2 * VEC)
-        front = edge < VEC
-        at = tl.where(front, begin + edge, last * VEC + (edge - VEC))
-        there = (at < end) & (front | (at >= first * VEC)) & ((at < first * VEC) | (edge >= VEC))
-        tl.store(result + at, tl.zeros([2 * VEC], result.dtype.element_ty), mask=there)
+    edge = tl.arange(0, 2 * VEC)
+    front = edge < VEC
+    at = tl.where(front, begin + edge, last * VEC + (edge - VEC))
+    there = (at < end) & (front | (at >= first * VEC)) & ((at < first * VEC) | (edge >= VEC))
+    tl.store(result + at, tl.zeros([2 * VEC], result.dtype.element_ty), mask=there)
 
 
 _NAMES = ("size", "out", "kernel", "step", "spacing", "fewer")
@@ -206,7 +205,6 @@ def scatter_backward_kernel(
     IRREGULAR: tl.constexpr,
     DILATED: tl.constexpr,
     VEC: tl.constexpr,
-    EDGES: tl.constexpr,
     ONCE: tl.constexpr,
     LANES: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -255,7 +253,7 @@ def scatter_backward_kernel(
             INT64,
         )
     if VEC > 0:
-        _zeros(result, pid * zeros_each, tl.minimum(pid * zeros_each + zeros_each, zeros), VEC, EDGES, LANES)
+        _zeros(result, pid * zeros_each, tl.minimum(pid * zeros_each + zeros_each, zeros), VEC, LANES)
         # No other program writes to these planes.
         tl.debug_barrier()
     if ONCE:

@@ -189,8 +189,9 @@ def segment_forward_kernel(
     )
     if KIND != 0 and COMPUTE.is_floating():
         if tl.max((best != best).to(tl.int32)) > 0:
+            # Row by row: what is rare need not be fast, but compiles sooner.
             _, last = _reduce(
-                *given, UNIT, WIDTH, VECTORS, FULL, ROWS, LOOP, WINDOWS, OP, True, True, IDENTITY, COMPUTE
+                *given, UNIT, WIDTH, VECTORS, FULL, 1, LOOP, WINDOWS, OP, True, True, IDENTITY, COMPUTE
             )
             offset = tl.where(best != best, last, offset)
     to = l1 * y_1 + l2 * y_2 + od * y_d + oh * y_h + ow * y_w
