@@ -49,9 +49,12 @@ bool slow_along(std::string_view engine, const Problem& p) {
   if (engine == "sliding" && halves) return last.size <= (p.extra == Extra::none ? short_halves : short_row);
   if (last.size > short_row) return false;
   if (engine == "rows") return true;
-  if (engine == "blocks")
-    return last.kernel <= (p.extra != Extra::none ? short_row : last.out > 1 ? short_windows : short_window);
   const int64_t lanes = vector_bytes / most(4, size_of(p.x_type));
+  if (engine == "blocks") {
+    if (p.extra != Extra::none) return last.kernel <= short_row;
+    if (p.planes < lanes || (p.n_axes > 2 && p.x_type == Dtype::f64)) return false;
+    return last.kernel <= (last.out > 1 ? short_windows : short_window);
+  }
   const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
   return engine == "direct" && p.x_type >= Dtype::f16 && 2 * last.out <= lanes && !tiled;
 }

@@ -73,47 +73,46 @@ template <class T, int B> __attribute__((always_inline)) inline void transpose(V
   }
 }
 
-// Runs of `n` elements of `planes` planes to rows of `lanes` neighbours. `end`: no vector reads from there on.
-template <class T> void gather_run(const char* const* plane, int64_t planes, int64_t at, int64_t n,
-                                   int64_t step, T* to, int64_t lanes, const char* end) {
-  constexpr int B = block_lanes<T>;
-  int64_t l = 0;
-  if (step == sizeof(T))
-    for (; l + B <= planes; l += B) {
-      if (n < B) {
-        bool inside = true;
-        for (int k = 0; k < B; ++k) inside &= plane[l + k] + at + B * int64_t(sizeof(T)) <= end;
-        if (!inside) break;
-      }
-      for (int64_t j = 0; j < n; j += B) {
-        const int64_t first = n < B ? 0 : least(j, n - B);
-        Vec<T, B> rows[B];
-        for (int k = 0; k < B; ++k)
-          rows[k] = read<T, B>(reinterpret_cast<const T*>(plane[l + k] + at) + first);
-        transpose<T, B>(rows);
-        const int kept = int(least(B, n - first));
-        for (int k = 0; k < kept; ++k) write(to + (first + k) * lanes + l, rows[k]);
-      }
+// Runs of `n` elements of `lanes` planes, a multiple of B, to rows of so many neighbours. `end`: no vector reads from there
+// on.
+template <class T, int B> void gather_run(const char* const* plane, int64_t lanes, int64_t at, int64_t n,
+                                          int64_t step, T* to, const char* end) {
+  for (int64_t l = 0; l < lanes; l += B) {
+    bool vectors = step == sizeof(T);
+    for (int k = 0; k < B && n < B; ++k) vectors &= plane[l + k] + at + B * int64_t(sizeof(T)) <= end;
+    for (int64_t j = 0; vectors && j < n; j += B) {
+      const int64_t first = n < B ? 0 : least(j, n - B);
+      Vec<T, B> rows[B];
+      for (int k = 0; k < B; ++k) rows[k] = read<T, B>(reinterpret_cast<const T*>(plane[l + k] + at) + first);
+      transpose<T, B>(rows);
+      const int kept = int(least(B, n - first));
+      for (int k = 0; k < kept; ++k) write(to + (first + k) * lanes + l, rows[k]);
     }
-  for (; l < planes; ++l)
-    for (int64_t j = 0; j < n; ++j) to[j * lanes + l] = *reinterpret_cast<const T*>(plane[l] + at + j * step);
+    if (vectors) continue;
+    for (int k = 0; k < B; ++k)
+      for (int64_t j = 0; j < n; ++j)
+        to[j * lanes + l + k] = *reinterpret_cast<const T*>(plane[l + k] + at + j * step);
+  }
 }
 
-template <class T> void scatter_run(const T* from, int64_t lanes, char* const* plane, int64_t planes,
-                                    int64_t at, int64_t n, int64_t step) {
-  constexpr int B = block_lanes<T>;
-  int64_t l = 0;
-  if (step == sizeof(T) && n >= B)
-    for (; l + B <= planes; l += B)
-      for (int64_t j = 0; j < n; j += B) {
-        const int64_t first = least(j, n - B);
-        Vec<T, B> rows[B];
-        for (int k = 0; k < B; ++k) rows[k] = read<T, B>(from + (first + k) * lanes + l);
-        transpose<T, B>(rows);
-        for (int k = 0; k < B; ++k) write(reinterpret_cast<T*>(plane[l + k] + at) + first, rows[k]);
-      }
-  for (; l < planes; ++l)
-    for (int64_t j = 0; j < n; ++j) *reinterpret_cast<T*>(plane[l] + at + j * step) = from[j * lanes + l];
+// The way back, to the planes that there are.
+template <class T, int B> void scatter_run(const T* from, int64_t lanes, char* const* plane, int64_t planes,
+                                           int64_t at, int64_t n, int64_t step) {
+  for (int64_t l = 0; l < planes; l += B) {
+    const int there = int(least(B, planes - l));
+    const bool vectors = step == sizeof(T) && n >= B;
+    for (int64_t j = 0; vectors && j < n; j += B) {
+      const int64_t first = least(j, n - B);
+      Vec<T, B> rows[B];
+      for (int k = 0; k < B; ++k) rows[k] = read<T, B>(from + (first + k) * lanes + l);
+      transpose<T, B>(rows);
+      for (int k = 0; k < there; ++k) write(reinterpret_cast<T*>(plane[l + k] + at) + first, rows[k]);
+    }
+    if (vectors) continue;
+    for (int k = 0; k < there; ++k)
+      for (int64_t j = 0; j < n; ++j)
+        *reinterpret_cast<T*>(plane[l + k] + at + j * step) = from[j * lanes + l + k];
+  }
 }
 
 template <Over work> struct SideBySide {
@@ -157,7 +156,7 @@ template <Over work> struct SideBySide {
     for (int a = 0; a < p.n_axes; ++a)
       if (p.axes[a].table_stride) return false;
     const int64_t lanes = lanes_of(p);
-    return 2 * p.planes >= lanes && lanes * plane_bytes(p) <= far;
+    return p.planes >= 4 && 4 * p.planes >= lanes && lanes * plane_bytes(p) <= far;
   }
 
   static void prepare(Problem& p) {
@@ -227,21 +226,31 @@ template <Over work> struct SideBySide {
   }
 
 private:
+  // Lanes without a plane of their own hold the last one, too.
   static void locate(const Problem& p, const Array& array, int64_t first, int64_t planes, char** plane) {
-    for (int64_t l = 0; l < planes; ++l)
-      plane[l] = p.n_lead == 1 ? array.data + (first + l) * array.lead[0] : plane_of(p, array, first + l);
+    for (int64_t l = 0; l < p.tile; ++l) {
+      const int64_t q = first + least(l, planes - 1);
+      plane[l] = p.n_lead == 1 ? array.data + q * array.lead[0] : plane_of(p, array, q);
+    }
   }
 
-  // Calls f with a number as wide as the array's elements.
-  template <class F> static void by_width(int64_t item, F&& f) {
+  // Calls f with a number as wide as the array's elements, and the side of the blocks to transpose.
+  template <class F> static void by_width(int64_t item, int64_t lanes, F&& f) {
+    const auto call = [&](auto width) {
+      constexpr int B = block_lanes<decltype(width)>;
+      if (lanes % B == 0)
+        f(width, std::integral_constant<int, B>{});
+      else
+        f(width, std::integral_constant<int, least(B, 8)>{});
+    };
     if (item == 1)
-      f(std::uint8_t{});
+      call(std::uint8_t{});
     else if (item == 2)
-      f(std::uint16_t{});
+      call(std::uint16_t{});
     else if (item == 4)
-      f(std::uint32_t{});
+      call(std::uint32_t{});
     else
-      f(std::uint64_t{});
+      call(std::uint64_t{});
   }
 
   static void gather(const Problem& p, const Transposed& t, const Problem& inner, int64_t first,
@@ -250,15 +259,12 @@ private:
     locate(p, *t.from, first, planes, plane);
     const Runs runs(p, *t.from, t.item, t.over);
     const char* end = readable_end(p, *t.from, t.item, t.over);
-    char* to = (inner.*t.to).data;
-    if (planes < inner.lanes)  // lanes without a plane hold zeros
-      __builtin_memset(to, 0, size_t(plane_elements(p, t.over) * inner.lanes * t.item));
-    by_width(t.item, [&](auto width) {
+    by_width(t.item, inner.lanes, [&](auto width, auto block) {
       using T = decltype(width);
-      T* at = reinterpret_cast<T*>(to);
+      T* at = reinterpret_cast<T*>((inner.*t.to).data);
       for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)
-        gather_run<T>(plane, planes, runs.at(r), runs.length, runs.even ? int64_t(sizeof(T)) : runs.step, at,
-                      inner.lanes, end);
+        gather_run<T, block>(plane, inner.lanes, runs.at(r), runs.length,
+                             runs.even ? int64_t(sizeof(T)) : runs.step, at, end);
     });
   }
 
@@ -272,12 +278,12 @@ private:
       __builtin_memcpy(plane[0], from, size_t(planes * t.item));
       return;
     }
-    by_width(t.item, [&](auto width) {
+    by_width(t.item, inner.lanes, [&](auto width, auto block) {
       using T = decltype(width);
       const T* at = reinterpret_cast<const T*>(from);
       for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)
-        scatter_run<T>(at, inner.lanes, plane, planes, runs.at(r), runs.length,
-                       runs.even ? int64_t(sizeof(T)) : runs.step);
+        scatter_run<T, block>(at, inner.lanes, plane, planes, runs.at(r), runs.length,
+                              runs.even ? int64_t(sizeof(T)) : runs.step);
     });
   }
 };

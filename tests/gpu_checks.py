@@ -441,7 +441,7 @@ def test_ties_of_wide_windows(shape, outs, last, nans):
 def test_several_kernels(monkeypatch, name, shape, args, layout):
     """The paths of large arrays: axis by axis, windows and planes cut into pieces."""
     monkeypatch.setattr(tuning, "PIECE", 1)
-    monkeypatch.setattr(tuning, "LARGE_PLANE", 16)
+    monkeypatch.setattr(tuning, "LARGE_PLANE", 160)
     monkeypatch.setattr(tuning, "SHORT", 0)
     caches = (decompose.pieces.cache_clear, cuda._launched.cache_clear, cache.clear)
     for clear in caches:

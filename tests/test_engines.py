@@ -393,3 +393,52 @@ def test_gradients_of_whole_planes(isa, dtype, last):
             (grad,) = torch.autograd.grad(call(x), x, up)
             assert torch.equal(grad, (wide / by).to(dtype).expand(shape)), (shape, by)
             assert grad.stride() == x.stride()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16], ids=str)
+def test_few_planes_of_short_rows(isa, dtype):
+    """Planes that do not fill a vector side by side, and the last ones of many: each gets its own result."""
+    for planes, (sizes, args) in product(
+        (3, 4, 5, 7, 9, 13, 21, 70), [((9, 8), (4, 2, 1)), ((6, 31), (5, 3, 2)), ((11, 5), (4, 4, 2))]
+    ):
+        x = data((1, planes, *sizes), dtype, False, special=False)
+        got = ndpool.max_pool2d(x, *args, return_indices=True)
+        alone = [ndpool.max_pool2d(x[:, k : k + 1], *args, return_indices=True) for k in range(planes)]
+        for part, which in zip(got, zip(*alone, strict=True), strict=True):
+            assert torch.equal(part, torch.cat(which, 1)), (planes, sizes)
+        assert torch.equal(ndpool.max_pool2d(x, *args), got[0])
+        mean = ndpool.avg_pool2d(x, *args)
+        assert torch.equal(
+            mean, torch.cat([ndpool.avg_pool2d(x[:, k : k + 1], *args) for k in range(planes)], 1)
+        )
+        if dtype.is_floating_point:
+            x.requires_grad_()
+            for name in ("max_pool2d", "avg_pool2d"):
+                y = getattr(ndpool, name)(x, *args)
+                up = (torch.arange(1.0, 1 + y.numel()) % 7).reshape(y.shape).to(dtype)
+                (grad,) = torch.autograd.grad(y, x, up)
+                (want,) = torch.autograd.grad(
+                    getattr(torch.nn.functional, name)(x.double(), *args), x, up.double()
+                )
+                torch.testing.assert_close(grad, want.to(dtype))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_gradients_of_disjoint_windows(isa, dtype, last):
+    """Every gradient goes to one input, as it is; zeros of either sign become positive."""
+    for shape, args in [
+        ((3, 20, 29, 31), (5,)),
+        ((2, 3, 40, 9), (7,)),
+        ((1, 70, 13, 12), (4, 6, 1)),
+        ((4, 17, 8, 8), (2, 4)),
+    ]:
+        x = data(shape, dtype, last, special=False).requires_grad_()
+        y = ndpool.max_pool2d(x, *args)
+        up = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        up.view(-1)[::5] = -0.0
+        for g in (up, up.mT.contiguous().mT):
+            (grad,) = torch.autograd.grad(y, x, g, retain_graph=True)
+            (want,) = torch.autograd.grad(torch.nn.functional.max_pool2d(x, *args), x, up)
+            assert torch.equal(grad, want), (shape, args)
+            assert not torch.signbit(grad[grad == 0]).any()

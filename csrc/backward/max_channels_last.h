@@ -43,12 +43,14 @@ public:
   // input position, measured.
   static bool pays(const Problem& p) {
     double outputs = 1, taps = 1;
+    bool shared = false;
     for (int a = 0; a < p.n_axes; ++a) {
       outputs *= double(p.axes[a].out) / double(p.axes[a].size);
       taps *= double(p.axes[a].kernel);
+      shared |= most_covers(p.axes[a], p.planes) > 1;
     }
-    // Halves are converted on the way; windows of three axes reach several boxes.
-    const double addition = std::is_same_v<V, S> && p.n_axes < 3 ? 5 : 10;
+    // Halves that several windows share are converted on the way; windows of three axes reach several boxes.
+    const double addition = (std::is_same_v<V, S> || !shared) && p.n_axes < 3 ? 5 : 10;
     return 12 + outputs * taps * (6 + 2.5 * double(p.lanes) / N) < addition * outputs * double(p.lanes);
   }
 

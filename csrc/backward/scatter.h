@@ -2,20 +2,13 @@
 // stands for, so that the cost is one addition per output, whatever the window. The input's gradient is made box by box,
 // small enough for the nearest caches; where the outputs that reach a box add is found a vector of offsets at a time.
 // Outputs come in rising order, so each input adds up in PyTorch's order to the bit. An offset that stands for no tap
-// inside the input adds nothing.
+// inside the input adds nothing. Where windows share no input, gradients are written as they are.
 #pragma once
 
 #include "backward/bands.h"
 
 namespace ndpool {
 namespace {
-
-// Whether windows are large: then it is cheaper to visit outputs than inputs.
-inline bool few_outputs(const Problem& p) {
-  double inputs = 1, outputs = 16;
-  for (int a = 0; a < p.n_axes; ++a) inputs *= double(p.axes[a].size), outputs *= double(p.axes[a].out);
-  return inputs >= outputs;
-}
 
 // Gradients add up in V.
 template <class V> class Scatter {
@@ -74,12 +67,15 @@ private:
     ++p.n_axes;
   }
 
-  // Whether sums may be made where they belong: nothing is rounded in between, and the box has no gaps.
-  static bool direct(const Problem& p) {
-    bool shared = false;
-    for (int a = 0; a < p.n_axes; ++a) shared |= most_covers(p.axes[a], p.planes) > 1;
-    return (stored_as<V>(p.y_type) || (!shared && few_outputs(p))) && packed_planes(p);
+  // Whether an input may belong to several windows.
+  static bool shared(const Problem& p) {
+    bool found = false;
+    for (int a = 0; a < p.n_axes; ++a) found |= most_covers(p.axes[a], p.planes) > 1;
+    return found;
   }
+
+  // Whether sums may be made where they belong: nothing is rounded in between, and the box has no gaps.
+  static bool direct(const Problem& p) { return (stored_as<V>(p.y_type) || !shared(p)) && packed_planes(p); }
 
   // Each of its elements has a window of its own.
   static bool axis_of_planes(const Axis& a) {
@@ -105,8 +101,8 @@ private:
   }
 
   Scatter(const Problem& p, Scratch& scratch)
-      : p_(p), last_(p.n_axes - 1), split_(boxes(p).split), direct_(direct(p)), packed_(packed_planes(p)),
-        folded_(axis_of_planes(p.axes[0])), load_(loader<V>(p.x_type, false)),
+      : p_(p), last_(p.n_axes - 1), split_(boxes(p).split), direct_(direct(p)), adds_(!direct_ || shared(p)),
+        packed_(packed_planes(p)), folded_(axis_of_planes(p.axes[0])), load_(loader<V>(p.x_type, false)),
         store_(storer<V>(p.y_type, false)), item_(size_of(p.x_type)),
         offset_item_(p.extra == Extra::offset8 ? 1 : 4),
         end_(readable_end(p, p.extra_array, offset_item_, Over::outputs)) {
@@ -267,6 +263,10 @@ private:
       find_by<std::int32_t>(part, plane, n);
     const char* first = first_of(part, p_.x, plane);
     const bool in_order = in_a_row(part, p_.x, item_);
+    if (!adds_) {
+      if (item_ == 2) return place_all<std::uint16_t>(part, n, plane, in_order ? first : nullptr, sums);
+      return place_all<UnsignedLike<V>>(part, n, plane, in_order ? first : nullptr, sums);
+    }
     const V* grads = grads_;
     if (!in_order)
       each_row(part, p_.x, plane, [&, to = grads_](const Row& row) mutable {
@@ -277,11 +277,24 @@ private:
       grads = reinterpret_cast<const V*>(first);
     else
       load_({const_cast<char*>(first), item_, 1, n, 1}, grads_);
-    if constexpr (std::is_same_v<V, float>)
-      if (direct_ && !stored_as<V>(p_.y_type))
-        return p_.y_type == Dtype::f16 ? add_all(part, n, grads, static_cast<f16*>(sums))
-                                       : add_all(part, n, grads, static_cast<bf16*>(sums));
     add_all(part, n, grads, static_cast<V*>(sums));
+  }
+
+  // Gradients as they are to where they belong, by their bits; of zeros the positive one, as a sum would be. Null where
+  // they have gaps.
+  template <class Bits>
+  void place_all(const Part& part, int64_t n, int64_t plane, const char* grads, void* results) const {
+    if (!grads) {
+      each_row(part, p_.x, plane, [&, to = reinterpret_cast<Bits*>(grads_)](const Row& row) mutable {
+        each<Bits>(row, [to](Bits& grad, int64_t j) { to[j] = grad; });
+        to += row.n * row.lanes;
+      });
+      grads = reinterpret_cast<const char*>(grads_);
+    }
+    const Bits* const from = reinterpret_cast<const Bits*>(grads);
+    Bits* const to = static_cast<Bits*>(results);
+    for (int64_t j = 0; j < n; ++j)
+      if (places_[j] != nowhere) to[places_[j]] = Bits(from[j] << 1) ? from[j] : Bits(0);
   }
 
   // Finds where the outputs of a part add.
@@ -299,12 +312,10 @@ private:
   }
 
   // Additions to one element wait for each other, as neighbouring windows have them: four groups of planes take turns.
-  template <class T> void add_all(const Part& part, int64_t n, const V* grads, T* sums) const {
+  void add_all(const Part& part, int64_t n, const V* grads, V* sums) const {
     const Place* const places = places_;
     const auto one = [=](int64_t j) __attribute__((always_inline)) {
-      if (places[j] == nowhere) return;
-      T& sum = sums[places[j]];
-      sum = store_as<T>(V(load_as<V>(sum) + grads[j]));
+      if (places[j] != nowhere) sums[places[j]] += grads[j];
     };
     int64_t j = 0;
     if (folded_ && last_ > 0) {
@@ -382,7 +393,7 @@ private:
 
   const Problem& p_;
   const int last_, split_;
-  const bool direct_, packed_, folded_;
+  const bool direct_, adds_, packed_, folded_;
   const Load<V> load_;
   const Store<V> store_;
   const int64_t item_, offset_item_;  // bytes of a gradient, on either side, and of an offset

@@ -378,11 +378,15 @@ private:
     const V* values[group];
     Code base[group];
     int held = 0;
+    const int64_t exactly = width, vectors = ceil_div(width, N) * N;
+    bool past = true;  // whether vectors may read past the ends of these rows
     for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
       if (p_.stopped()) return false;
       values[held] = input_.row(walk, rows.index(), in, buffers_[held]);
+      past &= values[held] == buffers_[held] || reinterpret_cast<const char*>(values[held] + vectors) <= end_;
       base[held++] = keeps_codes() ? rows.code(p_.axes) : 0;
       if (held < group && r + 1 < rows.count()) continue;
+      width = past ? vectors : exactly;
       if constexpr (coded) {
         if (!searches_) fold_coded<R>(values, base, held, to, row_.code + at, width, r >= group);
       }
