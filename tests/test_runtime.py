@@ -691,10 +691,16 @@ TIGHT = """
 import resource, sys
 import torch, ndpool
 
-torch.set_num_threads(2)
-ndpool.set_num_threads(2)
+def threads(n):
+    torch.set_num_threads(n)
+    ndpool.set_num_threads(n)
+
 x = torch.rand(8, 16, 192, 192)
+threads(1 if sys.argv[2] == "alone" else 2)
 ndpool.max_pool2d(x[:1, :1, :2, :2], 2)  # imports what it needs, on this thread alone
+if sys.argv[2] == "alone":
+    ndpool.max_pool2d(x[:1, :2], 2)  # work that borrowed threads would share
+    threads(2)
 want = x.numpy().reshape(8, 16, 96, 2, 96, 2).max((3, 5))
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (int(sys.argv[1]) << 20),) * 2)
@@ -709,11 +715,12 @@ except MemoryError as error:
 @not_sanitized
 @pytest.mark.torch
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS of Linux")
+@pytest.mark.parametrize("before", ["nothing", "alone"])
 @pytest.mark.parametrize("megabytes", [1, 6, 24])
-def test_first_call_without_memory_for_threads(megabytes, tmp_path):
-    """Memory for neither result nor threads, for the result only, and for both."""
+def test_first_call_without_memory_for_threads(megabytes, before, tmp_path):
+    """Memory for neither result nor threads, for the result only, and for both; also after calls on one."""
     script = tmp_path / "tight.py"
     script.write_text(TIGHT)
-    found = run_python(script, str(megabytes)).split()
+    found = run_python(script, str(megabytes), before).split()
     assert found[1] == "True"
     assert found[0] == ("raised" if megabytes == 1 else "pooled") or megabytes == 6

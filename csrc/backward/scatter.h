@@ -174,9 +174,9 @@ private:
   void box(int64_t plane) {
     char* y = plane_of(p_, p_.y, plane);
     for (int a = 0; a <= last_; ++a) y += from_[a] * p_.y.pooled[a];
-    if (direct_) {
+    if (direct_ || sparse()) {
       std::memset(y, 0, size_t(elements_ * item_));
-      add(plane, y);
+      direct_ ? add(plane, y) : add(plane, sums_, y);
     } else {
       std::memset(sums_, 0, size_t(elements_) * sizeof(V));
       add(plane, sums_);
@@ -185,9 +185,16 @@ private:
     }
   }
 
+  // Whether hardly any element of a box gets a gradient, so that only their sums are made elsewhere and rounded: those of
+  // halves, and of outputs that are found all at once.
+  bool sparse() const {
+    const int64_t outputs = rows_ * columns_ * p_.lanes;
+    return packed_ && item_ == 2 && outputs <= room_ && outputs * 48 <= elements_;
+  }
+
   // The gradients of all outputs that reach the box to `sums`, elements of V or, where the results are made directly, of
-  // their type.
-  void add(int64_t plane, void* sums) {
+  // their type. Where there are results as well, the sums that were touched go there.
+  void add(int64_t plane, void* sums, char* results = nullptr) {
     if (rows_ == 0 || columns_ == 0) return;
     const int64_t columns = least(columns_, most(1, room_ / p_.lanes));
     int64_t rows = columns < columns_ ? 1 : most(1, room_ / (columns_ * p_.lanes));
@@ -197,7 +204,7 @@ private:
         const Part part{r, least(rows_, r + rows), c, least(columns_, c + columns)};
         if (!laid_out_) lay_out(part);
         laid_out_ = rows >= rows_ && columns == columns_;
-        add(part, plane, sums);
+        add(part, plane, sums, results);
       }
   }
 
@@ -255,7 +262,7 @@ private:
     for (int64_t j = 0; j < n; ++j) to[j] = value;
   }
 
-  void add(const Part& part, int64_t plane, void* sums) {
+  void add(const Part& part, int64_t plane, void* sums, char* results) {
     const int64_t rows = part.row_end - part.row, n = rows * (part.column_end - part.column) * p_.lanes;
     if (offset_item_ == 1)
       find_by<std::uint8_t>(part, plane, n);
@@ -277,7 +284,18 @@ private:
       grads = reinterpret_cast<const V*>(first);
     else
       load_({const_cast<char*>(first), item_, 1, n, 1}, grads_);
-    add_all(part, n, grads, static_cast<V*>(sums));
+    V* const to = static_cast<V*>(sums);
+    if (results)
+      for (int64_t j = 0; j < n; ++j)
+        if (places_[j] != nowhere) to[places_[j]] = V(0);
+    add_all(part, n, grads, to);
+    if constexpr (std::is_same_v<V, float>)
+      if (results) p_.y_type == Dtype::f16 ? round_all<f16>(n, to, results) : round_all<bf16>(n, to, results);
+  }
+
+  template <class S> void round_all(int64_t n, const V* sums, char* results) const {
+    for (int64_t j = 0; j < n; ++j)
+      if (places_[j] != nowhere) reinterpret_cast<S*>(results)[places_[j]] = store_as<S>(sums[places_[j]]);
   }
 
   // Gradients as they are to where they belong, by their bits; of zeros the positive one, as a sum would be. Null where

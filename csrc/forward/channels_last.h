@@ -41,8 +41,7 @@ template <class R, class S, bool coded> struct ChannelsLast {
     p.tile = most(1, least(last.out, 65536 / p.lanes));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch =
-        Scratch::bytes<V>(lanes_kept(p)) + (coded ? Scratch::bytes<C>(least(p.lanes, 2 * most_lanes)) : 0);
+    p.scratch = Scratch::bytes<V>(lanes_kept(p)) + (coded ? Scratch::bytes<C>(lanes_kept(p)) : 0);
   }
 
   // The outer part of a window: (slabs x rows) taps, with their codes.
@@ -56,8 +55,7 @@ template <class R, class S, bool coded> struct ChannelsLast {
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
-    Kept kept{scratch.take<V>(lanes_kept(p)),
-              coded ? scratch.take<C>(least(p.lanes, 2 * most_lanes)) : nullptr, 0};
+    Kept kept{scratch.take<V>(lanes_kept(p)), coded ? scratch.take<C>(lanes_kept(p)) : nullptr, 0};
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
@@ -107,7 +105,7 @@ private:
   };
 
   static int64_t lanes_kept(const Problem& p) {
-    return R::picks ? least(p.lanes, 2 * most_lanes) : lanes_summed(p) * p.axes[p.n_axes - 1].kernel;
+    return R::picks ? least(p.lanes, 2 * most_lanes) + N : lanes_summed(p) * p.axes[p.n_axes - 1].kernel;
   }
 
   static void locate(const Problem& p, const Walk<Over::outputs>& walk, Outer& outer, const char*& x) {
@@ -297,7 +295,7 @@ private:
     int64_t done = 0;
     const auto add = [&](bool first, bool last) {
       with_count(n, [&](auto count) {
-        const auto one = [&](int64_t at, Vn& sum) __attribute__((always_inline)) {
+        const auto one = [&](int64_t slot, int64_t at, Vn& sum) __attribute__((always_inline)) {
           Vn best = read_as<V, N>(from[0] + at);
           if constexpr (can_be_nan) sum += best;
           for (int k = 1; k < count; ++k) {
@@ -306,21 +304,21 @@ private:
             best = R::beats(v, best) ? v : best;
           }
           if (!first) {
-            const Vn before = read<V, N>(kept.values + at);
+            const Vn before = read<V, N>(kept.values + slot);
             best = R::beats(best, before) ? best : before;
           }
           if (last)
             write_as<N, true, S, V>(reinterpret_cast<S*>(y) + at, best);
           else
-            write(kept.values + at, best);
+            write(kept.values + slot, best);
         };
         int64_t c = 0;
         for (; c + 2 * N <= outer.lanes; c += 2 * N) {
-          one(c, poison[0]);
-          one(c + N, poison[1]);
+          one(c, c, poison[0]);
+          one(c + N, c + N, poison[1]);
         }
-        // The last ones may be done twice, where that changes nothing.
-        for (; c < outer.lanes; c += N) one(least(c, outer.lanes - N), poison[0]);
+        // Some of the last ones are done twice, but kept apart: reading what was written by halves would wait.
+        for (; c < outer.lanes; c += N) one(c, least(c, outer.lanes - N), poison[0]);
       });
       n = 0;
     };
@@ -340,32 +338,31 @@ private:
                              char* y, char* extra, const Kept& kept) {
     Vn poison[2] = {};
     const auto add = [&](const S* from, C tap_code, bool first, bool last) __attribute__((always_inline)) {
-      const auto one = [&](int64_t at, Vn& sum) __attribute__((always_inline)) {
+      const auto one = [&](int64_t slot, int64_t at, Vn& sum) __attribute__((always_inline)) {
         const Vn v = read_as<V, N>(from + at);
         if constexpr (can_be_nan) sum += v;
         Vn best = v;
         Cn code = Cn{} + tap_code;
         if (!first) {
-          best = read<V, N>(kept.values + at);
+          best = read<V, N>(kept.values + slot);
           const auto better = R::beats(v, best);
           best = better ? v : best;
-          if constexpr (coded) code = better ? code : read<C, N>(kept.codes + at);
+          if constexpr (coded) code = better ? code : read<C, N>(kept.codes + slot);
         }
         if (last) {
           write_as<N, true, S, V>(reinterpret_cast<S*>(y) + at, best);
           if constexpr (coded) write_codes<N>(p.extra, extra, at, code, outer.position);
         } else {
-          write(kept.values + at, best);
-          if constexpr (coded) write(kept.codes + at, code);
+          write(kept.values + slot, best);
+          if constexpr (coded) write(kept.codes + slot, code);
         }
       };
       int64_t c = 0;
       for (; c + 2 * N <= outer.lanes; c += 2 * N) {
-        one(c, poison[0]);
-        one(c + N, poison[1]);
+        one(c, c, poison[0]);
+        one(c + N, c + N, poison[1]);
       }
-      for (; c < outer.lanes; c += N)
-        one(least(c, outer.lanes - N), poison[0]);  // the last ones may be done twice
+      for (; c < outer.lanes; c += N) one(c, least(c, outer.lanes - N), poison[0]);
     };
     const int64_t all = outer.slabs * outer.rows * taps;
     int64_t done = 0;

@@ -247,10 +247,7 @@ struct Member {
   bool outputs;
 };
 
-// Axes of fewer elements are no lanes, and more are not joined to lanes.
-constexpr int64_t few_lanes = 8, many_lanes = 8192;
-constexpr double large_plane = 1 << 12;  // elements
-constexpr int64_t few_planes = 8;        // half a vector of floats
+constexpr int64_t many_lanes = 8192;  // no more are joined
 
 // Joins leading axes to the lanes that they continue in memory, or as many of their elements as divide them.
 void join_lanes(Problem& p, std::initializer_list<Member> members) {
@@ -445,15 +442,11 @@ struct Work {
   }
 };
 
-// Few channels, as of images, are lanes where rows are long or planes few; forward, many planes of short rows are pooled
-// side by side. Backward, any channels are lanes, which are faster even then.
 int64_t fewest_lanes(const Plan& plan, const Buffer& array, const std::vector<int>& axes) {
   int64_t planes = 1;
   for (int a = 0; a < array.ndim(); ++a)
     if (std::find(axes.begin(), axes.end(), a) == axes.end()) planes *= array.shape(a);
-  if (planes < few_planes) return 2;
-  const int64_t row = plan.inputs() > large_plane ? 32 : 64;  // elements of it, at least
-  return std::clamp<int64_t>(row / plan.axes().back().size, 2, few_lanes);
+  return ndpool::fewest_lanes(false, planes, plan.inputs(), plan.axes().back().size);
 }
 
 Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const std::vector<int>& axes,

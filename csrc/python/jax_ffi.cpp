@@ -257,13 +257,18 @@ void lay_out(Work& work, const std::vector<Member>& members, const Member& lane_
   }
   for (const Member& m : members) m.array->data = m.dense->data;
   const bool rows_packed = lane_of.array->pooled[p.n_axes - 1] == lane_of.dense->item;
+  int64_t planes = 1;
+  double inputs = 1;
+  for (int a = 0; a < first.ndim; ++a) planes *= is_pooled[a] ? 1 : first.shape[a];
+  for (int a = 0; a < p.n_axes; ++a) inputs *= double(p.axes[a].size);
+  const int64_t fewest = fewest_lanes(work.backward, planes, inputs, p.axes[p.n_axes - 1].size);
   for (int a = 0; a < first.ndim; ++a) {
     if (is_pooled[a]) continue;
     const int64_t extent = first.shape[a];
     for (const Member& m : members)
       if (m.dense->shape[a] != extent) refuse("leading axes differ");
     if (extent == 1) continue;
-    if (lane_of.dense->stride[a] == lane_of.dense->item && !rows_packed && extent >= 8) {
+    if (lane_of.dense->stride[a] == lane_of.dense->item && !rows_packed && extent >= fewest) {
       p.lanes = extent;
       for (const Member& m : members) m.array->lane = m.dense->stride[a];
       continue;
@@ -311,9 +316,10 @@ void run(Work& work) {
   Problem& p = work.p;
   if (!work.results) return;
   const Kernel kernel = find_kernel(work);
+  const Cost cost(p);
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
-  const int workers = Cost(p).workers(p.units);
+  const int workers = cost.workers(p.units);
   std::unique_ptr<char[]> memory(new char[size_t(scratch) * size_t(workers) + 64]);
   char* const at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
   if (workers == 1) return kernel.run(p, 0, p.units, at);

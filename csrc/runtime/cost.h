@@ -1,5 +1,5 @@
-// What a call costs, as far as its plan tells, and how many threads are worth waking for it. The bindings of Python and
-// of XLA share it.
+// What a call costs, as far as its plan tells, how many threads are worth waking for it, and which axes are lanes. The
+// bindings of Python and of XLA share it.
 #pragma once
 
 #include <algorithm>
@@ -38,5 +38,15 @@ struct Cost {
     return work >= serial || (work >= borrowed * serial && borrows(most)) ? most : 1;
   }
 };
+
+// The fewest neighbours along a leading axis that are lanes, for `planes` planes of `inputs` elements in rows of `row`. Few
+// channels, as of images, are lanes where rows are long or planes few; forward, many planes of short rows are pooled side
+// by side. Backward, any channels are lanes, which are faster even then.
+inline int64_t fewest_lanes(bool backward, int64_t planes, double inputs, int64_t row) {
+  constexpr int64_t few_planes = 8, many = 8;  // half a vector of floats
+  constexpr double large_plane = 1 << 12;
+  if (backward || planes < few_planes) return 2;
+  return std::clamp<int64_t>((inputs > large_plane ? 32 : 64) / std::max<int64_t>(1, row), 2, many);
+}
 
 }  // namespace ndpool

@@ -14,6 +14,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <new>
 #include <string>
@@ -280,14 +281,16 @@ Pool& the_pool() {
 
 // Each thread that calls an OpenMP library gets a team of its own there: only the main thread's is borrowed, of the
 // size it has already. A forked child has none. Where its threads are still to be made and the system refuses one, the
-// library ends the process: they are tried first, once.
+// library ends the process: as many are tried first.
 bool borrows(int workers) {
 #if defined(__linux__)
-  if (!has_team.load(std::memory_order_acquire) || forked.load() || getpid() != gettid() || team.inside() ||
-      team.most() != workers)
+  if (workers < 2 || !has_team.load(std::memory_order_acquire) || forked.load() || getpid() != gettid() ||
+      team.inside() || team.most() != workers)
     return false;
-  static const bool granted = grants_threads(workers - 1);
-  return granted;
+  static std::atomic<int> granted{1}, refused{std::numeric_limits<int>::max()};  // the most, and the fewest
+  if (workers <= granted.load() || workers >= refused.load()) return workers <= granted.load();
+  (grants_threads(workers - 1) ? granted : refused).store(workers);
+  return workers <= granted.load();
 #else
   return false;
 #endif
