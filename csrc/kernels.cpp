@@ -46,17 +46,19 @@ constexpr int64_t short_row = 32, short_halves = 64, short_window = 4, short_win
 bool slow_along(std::string_view engine, const Problem& p) {
   const Axis& last = p.axes[p.n_axes - 1];
   const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
-  if (engine == "sliding" && halves) return last.size <= (p.extra == Extra::none ? short_halves : short_row);
+  const int64_t lanes = vector_bytes / most(4, size_of(p.x_type));
+  if (engine == "sliding" && halves)
+    return 2 * p.planes >= lanes && last.size <= (p.extra == Extra::none ? short_halves : short_row);
   if (last.size > short_row) return false;
   if (engine == "rows") return true;
-  const int64_t lanes = vector_bytes / most(4, size_of(p.x_type));
   if (engine == "blocks") {
     if (p.extra != Extra::none) return last.kernel <= short_row;
     if (p.planes < lanes || (p.n_axes > 2 && p.x_type == Dtype::f64)) return false;
     return last.kernel <= (last.out > 1 ? short_windows : short_window);
   }
   const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
-  return engine == "direct" && p.x_type >= Dtype::f16 && 2 * last.out <= lanes && !tiled;
+  return engine == "direct" && p.x_type >= Dtype::f16 && 2 * last.out <= lanes && !tiled &&
+         (halves ? 2 : 1) * p.planes >= lanes;
 }
 
 Kernel forward(const Problem& p) {

@@ -156,7 +156,17 @@ template <Over work> struct SideBySide {
     for (int a = 0; a < p.n_axes; ++a)
       if (p.axes[a].table_stride) return false;
     const int64_t lanes = lanes_of(p);
-    return p.planes >= 4 && 4 * p.planes >= lanes && lanes * plane_bytes(p) <= far;
+    return (2 * p.planes >= lanes || enough(p)) && lanes * plane_bytes(p) <= far;
+  }
+
+  // Lanes without a plane take as long as others: fewer planes than half of them pay where rows are short, all the more for
+  // maxima and their indices, which take longest along a row.
+  static bool enough(const Problem& p) {
+    const bool forward = work == Over::outputs;
+    const int64_t row = p.axes[p.n_axes - 1].size, pays = !forward || p.op == Op::sum ? 4
+                                                          : p.extra == Extra::none    ? 8
+                                                                                      : 12;
+    return p.planes >= (forward ? 3 : 4) && p.planes * pays >= row;
   }
 
   static void prepare(Problem& p) {
