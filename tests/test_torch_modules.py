@@ -274,6 +274,15 @@ def test_accelerated_modules_with_wrong_arguments_fail_at_the_call(name):
     assert made
 
 
+@pytest.mark.parametrize(
+    "wrong", [torch.tensor([2, 3]), torch.tensor([2, 3]).numpy(), "2", 1.0, None], ids=repr
+)
+def test_wrong_dilation_of_unpool_modules(wrong):
+    """What cannot be compared with 1 is refused like every other wrong argument."""
+    with pytest.raises(TypeError, match=r"^MaxUnpool2d: dilation must be an integer; got dilation="):
+        nt.MaxUnpool2d(3, dilation=wrong)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_unpool_modules_support_dilation(n):
