@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -14,6 +15,8 @@ from fences import poisoned_results
 
 # Otherwise PyTorch's compiler first compiles a program to see whether the processor's vectors can be used.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Background jobs may start with SIGINT ignored, which processes that tests start and interrupt would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ.get("TRITON_INTERPRET") == "1":
     import interpreter
 

@@ -11,6 +11,7 @@ import faulthandler
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -20,6 +21,7 @@ from pkgutil import iter_modules
 import numpy as np
 import pytest
 import torch
+import triton
 
 import cases
 import gpu_draws
@@ -30,7 +32,7 @@ from fences import pages, poisoned_results
 from ndpool import _record, geometry
 from ndpool._cache import cache
 from ndpool._call import Call
-from ndpool._triton import backward, decompose, driver, launch, strip, tuning
+from ndpool._triton import backward, decompose, driver, launch, planes, strip, tuning
 from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import layout_of
 from ndpool.frameworks.torch import cuda, kernels, tensors
@@ -440,15 +442,59 @@ def test_ties_of_wide_windows(shape, outs, last, nans):
 )
 def test_several_kernels(monkeypatch, name, shape, args, layout):
     """The paths of large arrays: axis by axis, windows and planes cut into pieces."""
+    with many_pieces(monkeypatch):
+        test_every_case(name, shape, args, layout)
+
+
+@contextmanager
+def many_pieces(monkeypatch):
+    """Small arrays take the paths of large ones."""
     monkeypatch.setattr(tuning, "PIECE", 1)
     monkeypatch.setattr(tuning, "LARGE_PLANE", 160)
     monkeypatch.setattr(tuning, "SHORT", 0)
     caches = (decompose.pieces.cache_clear, cuda._launched.cache_clear, cache.clear)
     for clear in caches:
         clear()
-    test_every_case(name, shape, args, layout)
-    for clear in caches:
-        clear()
+    try:
+        yield
+    finally:
+        for clear in caches:
+            clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("view", ["unaligned", "two leading axes", "gaps", "strided"])
+def test_pieces_of_planes_in_other_arrays(monkeypatch, view, dtype):
+    """Few large planes that begin anywhere, between others, or whose elements are no neighbours."""
+    generator = torch.Generator().manual_seed(3)
+    x = (torch.rand((3, 4, 70, 41), generator=generator) * 100).round().to(DEVICE, dtype)
+    x = {
+        "unaligned": lambda: x.flatten()[1:-2869].view(11, 70, 41),
+        "two leading axes": lambda: x[:, 1:3],
+        "gaps": lambda: x[:, :, :, 3:36],
+        "strided": lambda: x[..., ::2],
+    }[view]()
+    packed, grids = x.clone(memory_format=torch.contiguous_format), []
+    monkeypatch.setattr(planes, "launcher", noted(planes.launcher, grids))
+    with many_pieces(monkeypatch):
+        average = ndpool.adaptive_avg_pool2d(x, 1)
+        best = ndpool.adaptive_max_pool2d(x, 1, return_indices=True)
+    want = F.adaptive_max_pool2d(packed.float(), 1, return_indices=True)
+    assert torch.equal(best[0], want[0].to(dtype))
+    assert torch.equal(best[1], want[1])
+    torch.testing.assert_close(average, packed.double().mean((-2, -1), keepdim=True).to(dtype))
+    if view in ("unaligned", "two leading axes"):
+        assert max(grids) > x[..., 0, 0].numel(), "planes were not cut"
+
+
+def noted(launcher, grids):
+    """The function, which then also notes the number of programs."""
+
+    def note(kernel, grid, *rest):
+        grids.append(grid)
+        return launcher(kernel, grid, *rest)
+
+    return note
 
 
 class Growing:
@@ -486,6 +532,23 @@ def test_warmup():
     after = prepared()
     assert after[0] > between[0]
     assert after[1] == between[1]
+
+
+@gpu_only
+def test_kernels_are_loaded_once(monkeypatch):
+    """Images of many sizes start the same kernels, each of which stays in the device's memory once."""
+    utils, loaded = triton.runtime.driver.active.utils, []
+    load = utils.load_binary
+
+    def noted(name, *rest):
+        loaded.append((name, *map(hash, rest)))
+        return load(name, *rest)
+
+    monkeypatch.setattr(utils, "load_binary", noted)
+    for size in range(100, 140):
+        ndpool.max_pool2d(torch.rand(2, 16, size, size, device=DEVICE), 6, 3)
+    assert loaded
+    assert len(loaded) == len(set(loaded)) <= 8
 
 
 def test_launch_structures():

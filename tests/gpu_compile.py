@@ -190,7 +190,7 @@ def kernels_of_sizes(
 # Regular windows of contiguous images. A row's length modulo a vector chooses one of three kernels; without
 # offsets, so does whether there are enough outputs for longer strips.
 WINDOWS = {"2x2": (2, 2, 0, 1, False), "3x3": (3, 2, 1, 1, False), "5x5": (5, 1, 2, 1, False)}
-MOST = {"values": 6, "offsets": 3, "backward": 3}
+MOST = {"values": {"2x2": 3, "3x3": 5, "5x5": 6}, "offsets": 3, "backward": 3}
 
 
 def count_windows(n: int) -> int:
@@ -202,14 +202,26 @@ def count_windows(n: int) -> int:
             for _ in range(n):
                 shape = (int(rng.integers(1, 17)), 64, *map(int, rng.integers(24, 257, 2)))
                 call(shape, geometry.plan("max_pool2d", shape[2:], args, True), parts=(part,))
-        many = len(made) > MOST[part]
+        most = MOST[part]
+        many = len(made) > (most[name] if isinstance(most, dict) else most)
         failures += many
         print(f"max {name}, {part}: {len(made)}{' TOO MANY' * many}", flush=True)
     return failures
 
 
-def count(n: int, most: int) -> int:
-    """Print how many kernels n sizes need; return how many rows exceed `most`."""
+# Kernels that aligned arrays may need, and any arrays: unaligned rows and planes are a second class. Among
+# those of contiguous rows the length of windows chooses, and whether they are too few to fill the device.
+MOST_SIZED = {
+    ("adaptive", "contiguous"): (6, 10),
+    ("adaptive", "channels_last"): (4, 9),
+    ("global", "contiguous"): (3, 7),
+    ("global", "channels_last"): (4, 10),
+}
+MOST_BACKWARD = 3, 4
+
+
+def count(n: int) -> int:
+    """Print how many kernels n sizes need; return how many rows exceed their limit."""
     failures = 0
     for (name, (reduce, *_)), layout in product(SIZED.items(), ("contiguous", "channels_last")):
         parts = PARTS if reduce == "max" else ("values", "backward")
@@ -217,11 +229,9 @@ def count(n: int, most: int) -> int:
             cells = {}
             for part in parts:
                 cells |= kernels_of_sizes(name, layout, dtype, part, n, aligned)
-            # Rows and planes of any length are a second alignment class. Adaptive windows of contiguous rows
-            # have a kernel of their own where they are too few to fill the device.
-            few = name.startswith("adaptive") and layout == "contiguous"
-            limits = {cell: most + (few and "backward" not in cell) for cell in cells}
-            many = any(len(made) > limits[cell] * (1 if aligned else 2) for cell, made in cells.items())
+            forward = MOST_SIZED[name.split()[0], layout]
+            limits = {cell: MOST_BACKWARD if "backward" in cell else forward for cell in cells}
+            many = any(len(made) > limits[cell][not aligned] for cell, made in cells.items())
             failures += many
             kind = "aligned" if aligned else "any"
             told = ", ".join(f"{cell} {len(made)}" for cell, made in cells.items())
@@ -305,10 +315,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no draw after this time")
     parser.add_argument("--whole", action="store_true", help="to machine code, with ptxas; slow")
     parser.add_argument("--sizes", type=int, default=0, help="count the kernels of so many sizes instead")
-    parser.add_argument("--most", type=int, default=4, help="kernels that a function may need")
     options = parser.parse_args()
     if options.sizes:
-        return 1 if count(options.sizes, options.most) + count_windows(options.sizes) else 0
+        return 1 if count(options.sizes) + count_windows(options.sizes) else 0
     failures, begun, done = 0, time.monotonic(), 0
     with compiling(options.whole) as made:
         refused_once()

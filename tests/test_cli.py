@@ -7,7 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ndpool
-from ndpool import _cli, _examples
+from ndpool import _cli, _config, _examples
 from ndpool._cli import main
 from ndpool._picture import pool_picture
 
@@ -115,6 +115,20 @@ def test_help_and_version(arguments, capsys):
     assert out.startswith(f"ndpool {version('ndpool')}" if "--version" in arguments else "usage: ndpool")
     if arguments == ["--help"]:
         assert all(word in out for word in ("demo", "info", "examples:", "exit codes:", "max_pool2d"))
+
+
+def test_version_without_metadata(monkeypatch, capsys):
+    """Sources that run without being installed have no version, and every command works."""
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(_config, "version", missing)
+    assert main(["info"]) == 0
+    assert capsys.readouterr().out == f"{ndpool.show_config()}\n"
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == "ndpool unknown\n"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import ndpool
-from helpers import not_sanitized, run_python
+from helpers import HANG, not_sanitized, run_python
 
 da = pytest.importorskip("dask.array", reason="Dask arrays need dask[array]")
 distributed = pytest.importorskip("distributed", reason="a cluster needs distributed")
@@ -37,12 +37,14 @@ def client():
         yield client
 
 
-def slow(block, seconds):
-    time.sleep(seconds)
+def held_up(block, gate, block_id):
+    """The block; the last one once the file `gate` exists."""
+    while block_id == (1, 1, 3, 3) and not os.path.exists(gate):
+        time.sleep(0.01)
     return block
 
 
-def test_two_workers_and_one_that_is_killed(client):
+def test_two_workers_and_one_that_is_killed(client, tmp_path):
     """The result is that of NumPy, also if a worker dies while it pools."""
     x = np.random.default_rng(0).standard_normal((2, 4, 256, 256)).astype(np.float32)
     lazy = da.from_array(x, chunks=(1, 2, 64, 64))
@@ -60,15 +62,18 @@ def test_two_workers_and_one_that_is_killed(client):
 
     assert set(client.run(threads_of_a_kernel).values()) == {1}
 
-    pending = client.compute(ndpool.avg_pool2d(lazy.map_blocks(slow, 0.05, dtype=x.dtype), 3, 1, 1))
+    gate = tmp_path / "gate"
+    blocks = lazy.map_blocks(held_up, str(gate), dtype=x.dtype)
+    pending = client.compute(ndpool.avg_pool2d(blocks, 3, 1, 1))
     pids = client.run(os.getpid)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG
     while not any("avg_pool2d" in str(key) for keys in client.has_what().values() for key in keys):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert not pending.done()
     os.kill(next(iter(pids.values())), signal.SIGKILL)
-    np.testing.assert_array_equal(pending.result(timeout=120), ndpool.avg_pool2d(x, 3, 1, 1))
+    gate.touch()
+    np.testing.assert_array_equal(pending.result(timeout=HANG), ndpool.avg_pool2d(x, 3, 1, 1))
     assert set(client.run(os.getpid).values()) != set(pids.values())
 
 

@@ -420,7 +420,10 @@ def test_few_planes_of_short_rows(isa, dtype):
                 (want,) = torch.autograd.grad(
                     getattr(torch.nn.functional, name)(x.double(), *args), x, up.double()
                 )
-                torch.testing.assert_close(grad, want.to(dtype))
+                if name == "max_pool2d":  # sums of small integers
+                    assert torch.equal(grad, want.to(dtype)), (planes, sizes)
+                else:
+                    torch.testing.assert_close(grad, want.to(dtype))
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])

@@ -478,8 +478,6 @@ def test_number_of_connections_is_limited(monkeypatch, server):
 
 
 def start(*arguments):
-    # Background jobs may start with SIGINT ignored, which child processes inherit.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [sys.executable, "-m", "ndpool", "explore", "--no-browser", *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

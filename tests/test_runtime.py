@@ -20,7 +20,7 @@ import pytest
 import ndpool
 import passes
 from cases import LAYOUTS, as_tuple
-from helpers import hard_values, not_sanitized, run_python, small
+from helpers import HANG, hard_values, not_sanitized, run_python, small
 from ndpool import geometry
 from ndpool._native import core, core_plan
 from ndpool.reductions import REDUCTIONS
@@ -656,7 +656,7 @@ def test_the_first_index_out_of_range_is_named():
 def test_the_gil_is_released():
     """Another Python thread runs in the middle of a long call."""
     ndpool.set_num_threads(1)
-    x, ticks, done = np.ones((1, 2000, 2000)), [], threading.Event()
+    x, ticks, done, seen = np.ones((1, 2000, 2000)), [], threading.Event(), 0
 
     def tick():
         while not done.is_set():
@@ -665,13 +665,16 @@ def test_the_gil_is_released():
 
     clock = threading.Thread(target=tick)
     clock.start()
-    start = time.perf_counter()
-    ndpool.pool(x, (31, 31), reduce="sum", stride=1, dilation=3)
-    end = time.perf_counter()
+    begun = time.perf_counter()
+    while seen < 5 and time.perf_counter() < begun + HANG:  # on a busy machine the clock waits for its turn
+        start = time.perf_counter()
+        ndpool.pool(x, (31, 31), reduce="sum", stride=1, dilation=3)
+        end = time.perf_counter()
+        margin = (end - start) / 5
+        seen += sum(start + margin < t < end - margin for t in ticks)
     done.set()
     clock.join()
-    margin = (end - start) / 5
-    assert sum(start + margin < t < end - margin for t in ticks) >= 5
+    assert seen >= 5
 
 
 def test_modules_that_an_import_loads():
@@ -723,4 +726,4 @@ def test_first_call_without_memory_for_threads(megabytes, before, tmp_path):
     script.write_text(TIGHT)
     found = run_python(script, str(megabytes), before).split()
     assert found[1] == "True"
-    assert found[0] == ("raised" if megabytes == 1 else "pooled") or megabytes == 6
+    assert found[0] in {1: {"raised"}, 6: {"raised", "pooled"}, 24: {"pooled"}}[megabytes]

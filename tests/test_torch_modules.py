@@ -275,7 +275,7 @@ def test_accelerated_modules_with_wrong_arguments_fail_at_the_call(name):
 
 
 @pytest.mark.parametrize(
-    "wrong", [torch.tensor([2, 3]), torch.tensor([2, 3]).numpy(), "2", 1.0, None], ids=repr
+    "wrong", [torch.tensor([2, 3]), torch.tensor([2, 3]).numpy(), "2", 1.0, True, None], ids=repr
 )
 def test_wrong_dilation_of_unpool_modules(wrong):
     """What cannot be compared with 1 is refused like every other wrong argument."""

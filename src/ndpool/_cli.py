@@ -11,7 +11,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 
 import ndpool
 from ndpool._cli_files import add_commands
+from ndpool._config import own_version
 from ndpool._examples import run_all
 from ndpool._picture import pool_picture
 
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ndpool", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=layout
     )
-    parser.add_argument("--version", action="version", version=f"ndpool {version('ndpool')}")
+    parser.add_argument("--version", action="version", version=f"ndpool {own_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     info = commands.add_parser("info", help="show the configuration of this installation")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from ndpool._arguments import check_int, show
 
@@ -53,6 +53,14 @@ class Config(dict[str, object]):
         return "\n".join(f"{key:<{width}}  {_text(value)}" for key, value in self.items())
 
 
+def own_version() -> str:
+    """The version of the installed package; "unknown" where the sources run without being installed."""
+    try:
+        return version("ndpool")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def _text(value: object) -> str:
     return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
 
@@ -79,7 +87,7 @@ def show_config() -> Config:
 
     return Config(
         {
-            "ndpool": version("ndpool"),
+            "ndpool": own_version(),
             "python": platform.python_version(),
             "numpy": np.__version__,
             "machine": platform.machine(),

@@ -97,6 +97,56 @@ class AxisPlan:
         end = min(self.kernel, max(front + 1, -((self.origin - self.size) // self.step)))
         return front, end - front
 
+    def trimmed(self) -> AxisPlan:
+        """The same windows without the taps that offsets do not count."""
+        front, kernel = self.tap_range()
+        if kernel == self.kernel:
+            return self
+        return replace(self, kernel=kernel, origin=self.origin + front * self.step)
+
+    def table(self) -> NDArray[np.int64]:
+        """One row per window: first input, number of taps, number of the first tap, share of the divisor.
+
+        Taps are numbered as offsets count them. A window without elements has the first tap that would come
+        next.
+        """
+        if self.starts is not None and self.counts is not None:
+            return np.stack([self.starts, self.counts, np.zeros_like(self.starts), self.counts], -1)
+        inside, o = self.trimmed(), np.arange(self.out, dtype=np.int64)
+        first = inside.origin + o * self.stride
+        lead = np.clip(-(first // self.step), 0, inside.kernel - 1)
+        start = first + lead * self.step
+        taps = np.clip(-((start - self.size) // self.step), 0, inside.kernel - lead) * (start >= 0)
+        first = self.origin + o * self.stride
+        low, high = (np.clip(-((first - end) // self.step), 0, self.kernel) for end in self.bounds)
+        return np.stack([start, taps, lead, np.maximum(1, high - low)], -1)
+
+    def transposed_table(self) -> tuple[NDArray[np.int64], int, int]:
+        """One row per input: first output that contains it, how many do, its tap in the first one, 0.
+
+        Then the spacing of these outputs, and by how much the tap decreases from one to the next.
+        """
+        inside = self.trimmed()
+        back = inside.transposed()
+        firsts, counts = back.windows()
+        i = np.arange(self.size, dtype=np.int64)
+        if inside.starts is None:
+            taps = (i - inside.origin - firsts * inside.stride) // inside.step
+        else:
+            taps = i - inside.starts[np.minimum(firsts, self.out - 1)]
+        found = np.stack([firsts, counts, taps, np.zeros_like(i)], -1)
+        return found, back.step, inside.stride * back.step // inside.step
+
+    def divided(self, n: int) -> AxisPlan | None:
+        """Each window as n adjacent ones; None where one of them would be empty."""
+        starts, counts = self.windows()
+        edges = starts[:, None] + counts[:, None] * np.arange(n + 1) // n
+        sizes = np.diff(edges, axis=1)
+        if sizes.min(initial=1) < 1:
+            return None
+        firsts = np.ascontiguousarray(edges[:, :-1], np.int64).ravel()
+        return irregular(self.size, firsts, np.ascontiguousarray(sizes, np.int64).ravel())
+
     def cut(self, o0: int, o1: int) -> tuple[AxisPlan, slice]:
         """The plan of outputs o0 to o1, relative to the smallest slice of the input that they need."""
         if not 0 <= o0 < o1 <= self.out:

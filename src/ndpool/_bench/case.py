@@ -146,11 +146,13 @@ class Case:
     def tolerance(self) -> float:
         """The largest allowed error for data of at most 1 in magnitude.
 
-        One rounding of the result, and those of a sum in float32 or wider: of the taps of a window, or of the
-        outputs that contain an input.
+        One rounding of the result, and those of a sum in float32 or wider: of the taps of a window, or, on
+        average, of the outputs that contain an input.
         """
         epsilon, plan = _EPSILON.get(self.dtype, 0.0), self.plan
-        terms = plan.taps * max(1, prod(plan.out) / max(1, prod(plan.sizes)))
+        terms: float = plan.taps
+        if self.mode == "backward":
+            terms *= max(1, prod(plan.out) / max(1, prod(plan.sizes)))
         return 2 * epsilon + 8 * min(epsilon, _EPSILON["float32"]) * sqrt(terms)
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 import ndpool
 from ndpool._bench.case import Case
 from ndpool._bench.peers import Jax
+from ndpool._config import own_version
 
 Call = Callable[[], Any]
 _OVERFLOW = 3 * 2**28  # bytes; successive calls together move at least this much, to overflow the cache
@@ -66,10 +66,7 @@ class Contestant:
     def version(self) -> str:
         """The version of the library."""
         if not self.packages:
-            try:
-                return version("ndpool")
-            except PackageNotFoundError:  # run from a checkout
-                return "from a checkout"
+            return own_version()
         return str(import_module(self.packages[0]).__version__)
 
     def supports(self, case: Case) -> bool:

@@ -121,7 +121,7 @@ def machine() -> dict[str, Any]:
         "cpu": _value_of("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": len(_processors()),
         "l3": _read("/sys/devices/system/cpu/cpu0/cache/index3/size"),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
     }
 
 

@@ -47,7 +47,7 @@ from ndpool._triton.launch import (
     window_table,
 )
 from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, next_power, widest
-from ndpool._triton.planes import by_channels, channels_backward, plane_backward, rows_of_channels
+from ndpool._triton.planes import channels_backward, kind_of_planes, plane_backward, rows_of_channels
 from ndpool._triton.regions import region_backward
 from ndpool._triton.scan import scan_backward
 from ndpool._triton.walk import walk_backward
@@ -74,7 +74,7 @@ def backward(
     for windows in (shorter, (plan, axes)):
         plan, axes = windows
         memory: Any = arrays[:4]
-        if arrays.stride[axes[-1]] == 1 or by_channels(plan, axes, arrays.shape, arrays.stride):
+        if arrays.stride[axes[-1]] == 1 or kind_of_planes(plan, axes, arrays.shape, arrays.stride):
             plan, axes, *memory = merged(plan, axes, *memory)
         layout = layout_of(axes, *memory)
         if layout is not None:
@@ -275,21 +275,22 @@ def _blocks(
     elif all(a.kernel <= a.stride for a in axes):
         vec = x_unit = y_unit = min(vec, max(1, 8 // itemsize))
     large = prod(layout.sizes) * prod(a.size for a in axes) >= tuning.LARGE_RESULT
-    rows, loop_h = 4, False
+    rows, loop_h, (several, single) = 4, False, tuning.REGISTERS
     if h.kernel <= h.stride and (x_unit * itemsize >= 8 if columns else large):
-        rows = 1  # long stores keep the device busy, short ones share the work on a row
+        rows = 1  # stores are wide; narrow ones leave time to share the arithmetic of several rows
     across = vectors if columns else more[2] + 1
-    while not columns and vec > 1 and across * vec * (1 + common["HAS_INDEX"]) > 64:
+    while not columns and vec > 1 and across * vec * (1 + common["HAS_INDEX"]) > tuning.BLOCK_STORES:
         vec = x_unit = y_unit = vec // 2
     in_registers = (more[0] + 1) * across * vec * (1 + common["HAS_INDEX"])
     blocks_h, each = -(-h.size // h.stride), d.stride * h.stride * outs * last.stride
-    while rows > 1 and (rows >= 2 * blocks_h or rows * each > 64):
+    while rows > 1 and (rows >= 2 * blocks_h or rows * each > tuning.BLOCK_STORES):
         rows //= 2
-    while rows > 1 and in_registers * (rows + more[1]) > tuning.REGISTERS:
+    while rows > 1 and in_registers * (rows + more[1]) > several:
         rows //= 2
-    if in_registers * (rows + more[1]) > 100:
+    if in_registers * (rows + more[1]) > single:
         rows, loop_h = 1, True
-    if each * (1 if columns else vec) > 64 or in_registers > 100 or outs * last.stride > most:
+    stored = each * (1 if columns else vec)
+    if stored > tuning.BLOCK_STORES or in_registers > single or outs * last.stride > most:
         return None
     n_w = -(-last.size // (last.stride * outs))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec

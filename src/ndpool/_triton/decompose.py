@@ -5,11 +5,8 @@ Plans in, plans out. Called by the CUDA part of the PyTorch framework, which run
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from math import isqrt, prod
-
-import numpy as np
 
 from ndpool._triton import tuning
 from ndpool._triton.forward import folds_rows
@@ -50,14 +47,7 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
     outs = prod(a.out for a in (three if channels else three[:2]))
     programs = outs * n_planes
     n = min(256, first.kernel // 8, plan.taps // tuning.PIECE, -(-tuning.PROGRAMS // max(programs, 1)))
-    # Planes of contiguous memory have one axis here; their kernel cuts them itself.
-    if len(plan.axes) < 2 or n < 2 or not programs or not folds_rows(three):
+    if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not folds_rows(three):
         return None
-    starts, counts = first.windows()
-    edges = starts[:, None] + counts[:, None] * np.arange(n + 1) // n
-    sizes = np.diff(edges, axis=1)
-    if sizes.min() < 1:
-        return None
-    places, lengths = (np.ascontiguousarray(t, np.int64).ravel() for t in (edges[:, :-1], sizes))
-    fields = {"out": first.out * n, "kernel": int(lengths.max()), "starts": places, "counts": lengths}
-    return Plan([replace(first, **fields), *plan.axes[1:]]), n  # type: ignore[arg-type]
+    cut = first.divided(n)
+    return None if cut is None else (Plan([cut, *plan.axes[1:]]), n)

@@ -14,7 +14,8 @@ from typing import Any
 
 import triton
 
-# Versions of Triton whose kernels take their arguments and then two addresses, of scratch memory.
+# Versions of Triton whose kernels take their arguments and then two addresses, of scratch memory, whose
+# metadata have the sizes of that memory, and whose driver loads a binary as `_loaded` expects.
 _KNOWN = ((3, 6), (3, 9))
 _SERIALIZATION = 6  # the attribute that allows programmatic dependent launch
 _TYPES: dict[str, Any] = {
@@ -73,10 +74,13 @@ def starter(
     `values` are the arguments after the arrays, in the order of the kernel's signature, constants
     included.
     """
-    about, library = made.metadata, _driver()
+    library = _driver()
+    if library is None:
+        return None
+    about = made.metadata
     kinds = list(made.src.signature.values())
-    others = (about.num_ctas != 1, about.launch_cooperative_grid, about.global_scratch_size)
-    if library is None or any(others) or about.profile_scratch_size:
+    scratch = about.global_scratch_size or about.profile_scratch_size
+    if about.num_ctas != 1 or about.launch_cooperative_grid or scratch:
         return None
     fixed: list[Any] = []
     for kind, value in zip(kinds[n_arrays:], values, strict=True):
@@ -85,7 +89,7 @@ def starter(
             return None
         if kind != "constexpr":
             fixed.append((ctypes.c_uint64 if pointer else _TYPES[kind])(value))
-    kernel = _loaded(made)
+    kernel = _loaded(made, triton.runtime.driver.active.get_current_device())
     if kernel is None:
         return None
     context = ctypes.c_void_p()
@@ -131,10 +135,10 @@ def starter(
     return start
 
 
-def _loaded(made: Any) -> int | None:
+@cache  # a kernel is loaded once, however many sizes start it
+def _loaded(made: Any, device: int) -> int | None:
     """The kernel, on the current device; None where Triton's launcher has to say what is wrong."""
     active = triton.runtime.driver.active
-    device = active.get_current_device()
     if made.metadata.shared > active.utils.get_device_properties(device)["max_shared_mem"]:
         return None
     found = active.utils.load_binary(made.name, made.kernel, made.metadata.shared, device)

@@ -98,7 +98,7 @@ def forward(
         found = strip(three, layout, size, by, common | {"DIVIDE": divide})
         if found is not None:
             return found
-    if unpadded(three) and prod(a.kernel for a in three) >= tuning.SEGMENT_TAPS:
+    if unpadded(three):
         found = _segments(three, layout, size, by, common | {"DIVIDE": divide}, device)
         if found is not None:
             return found

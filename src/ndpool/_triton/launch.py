@@ -65,31 +65,19 @@ def identity(dtype: torch.dtype, op: int) -> float | int:
 @lru_cache(128)
 def tables(axis: AxisPlan, device: torch.device) -> tuple[Tensor, Tensor]:
     """First inputs and numbers of taps of all windows, in device memory."""
-    kind = torch.int64 if axis.size > LIMIT else torch.int32
-    a, b = (torch.from_numpy(t.copy()).to(kind).to(device) for t in axis.windows())
+    a, b = (_on(device, axis, t.copy()) for t in axis.windows())
     return a, b
+
+
+def _on(device: torch.device, axis: AxisPlan, table: Any) -> Tensor:
+    """The table in device memory, as narrow as the axis allows."""
+    return torch.from_numpy(table).to(torch.int64 if axis.size > LIMIT else torch.int32).to(device)
 
 
 @lru_cache(128)
 def window_table(axis: AxisPlan, device: torch.device) -> Tensor:
-    """One row per window in device memory: first input, number of taps, number of the first tap, divisor.
-
-    Taps are numbered from the first that lies inside the input in any window. A window without elements has
-    the first tap that would come next.
-    """
-    if axis.starts is not None and axis.counts is not None:
-        zeros = np.zeros_like(axis.starts)
-        found = np.stack([axis.starts, axis.counts, zeros, axis.counts], -1)
-    else:
-        front, kernel = axis.tap_range()
-        whole = axis.origin + axis.stride * np.arange(axis.out, dtype=np.int64)
-        first = whole + front * axis.step
-        lead = np.clip(-(first // axis.step), 0, kernel - 1)
-        start = first + lead * axis.step
-        taps = np.clip(-((start - axis.size) // axis.step), 0, kernel - lead) * (start >= 0)
-        low, high = (np.clip(-((whole - end) // axis.step), 0, axis.kernel) for end in axis.bounds)
-        found = np.stack([start, taps, lead, np.maximum(1, high - low)], -1)
-    return torch.from_numpy(found).to(torch.int64 if axis.size > LIMIT else torch.int32).to(device)
+    """`AxisPlan.table` in device memory."""
+    return _on(device, axis, axis.table())
 
 
 @lru_cache(128)
@@ -99,42 +87,24 @@ def containing(axis: AxisPlan, tabled: bool) -> tuple[Any, Any, int | None, int 
     The tables of a regular axis repeat with its stride (`AxisPlan.phases`). With `tabled`, and for irregular
     axes, they have one entry per input and the period is None. A spacing of 1 is None, too.
     """
-    if axis.starts is not None and axis.starts.ndim != 1:
-        raise ValueError("ndpool: a backward pass needs windows that all planes share")
+    _check_shared(axis)
     if tabled or not axis.regular:
         return *axis.transposed().windows(), None, None
-    front, kernel = axis.tap_range()
-    inside = replace(axis, kernel=kernel, origin=axis.origin + front * axis.step)
-    firsts, counts, spacing = inside.phases()
+    firsts, counts, spacing = axis.trimmed().phases()
     return firsts, counts, axis.stride, spacing if axis.step > 1 else None
 
 
 @lru_cache(128)
 def input_table(axis: AxisPlan, device: torch.device) -> tuple[Tensor, list[int]]:
-    """One row per input in device memory: first output that contains it, how many do, its tap there, 0.
+    """`AxisPlan.transposed_table` in device memory; then the step, and what comes with the table."""
+    _check_shared(axis)
+    table, *spacing = axis.transposed_table()
+    return _on(device, axis, table), [axis.step, *spacing]
 
-    Then step, spacing of these outputs, and by how much the tap decreases from one to the next.
-    """
+
+def _check_shared(axis: AxisPlan) -> None:
     if axis.starts is not None and axis.starts.ndim != 1:
         raise ValueError("ndpool: a backward pass needs windows that all planes share")
-    front, kernel = axis.tap_range()
-    inside = axis
-    if axis.starts is None:
-        inside = replace(axis, kernel=kernel, origin=axis.origin + front * axis.step)
-    back = inside.transposed()
-    firsts, counts = back.windows()
-    i = np.arange(axis.size, dtype=np.int64)
-    if inside.starts is None:
-        taps = (i - inside.origin - firsts * inside.stride) // inside.step
-    else:
-        taps = i - inside.starts[np.minimum(firsts, axis.out - 1)]
-    found = np.stack([firsts, counts, taps, np.zeros_like(i)], -1)
-    kind = torch.int64 if axis.size > LIMIT else torch.int32
-    return torch.from_numpy(found).to(kind).to(device), [
-        axis.step,
-        back.step,
-        inside.stride * back.step // inside.step,
-    ]
 
 
 @lru_cache(128)
@@ -264,10 +234,8 @@ def simplified(plan: Plan, axes: tuple[int, ...], trims: bool, size_1: bool) -> 
     size_1 = size_1 or not all(a.regular for a in plan.axes)
     found: list[tuple[AxisPlan, int]] = []
     for a, at in zip(plan.axes, axes, strict=True):
-        if trims and a.regular:
-            front, kernel = a.tap_range()
-            if kernel < a.kernel:
-                a = replace(a, kernel=kernel, origin=a.origin + front * a.step)
+        if trims:
+            a = a.trimmed()
         if a.regular and a.kernel == 1 < a.step:
             a = replace(a, step=1)
         single = a.regular and a.kernel == 1 and a.origin == 0 and a.out == a.size
@@ -302,21 +270,26 @@ class Prepared:
         if _record.recording:
             kind = self.name.removesuffix("_forward").removesuffix("_backward")
             _record.note_kernel(self.direction, kind, str(x.device))
-        if not self.ready and not self._compiled(x, y, extra, *more):
+        if not self.ready and not self._prepare(x, y, extra, *more):
             return
         addresses: tuple[int, ...] = (x.data_ptr(), y.data_ptr(), extra.data_ptr())
         if more:
             addresses += tuple(t.data_ptr() for t in more)
         self.start(current_stream(x.get_device()), *addresses)
 
-    def _compiled(self, *arrays: Tensor) -> bool:
-        """Compile the kernel, which is then ready; or run it by Triton, if the next call may need another."""
+    def _prepare(self, *arrays: Tensor) -> bool:
+        """Compile the kernel and set `start`. Return False if Triton has run the kernel instead.
+
+        Unaligned arrays may need another kernel next time, and the interpreter has nothing to compile.
+        """
         arguments, constants = self._arguments
         if not self._again or not isinstance(self._kernel, JITFunction):
             self._kernel[self._grid](*arrays, *arguments, **constants)
             return False
         made = self._kernel.run(*arrays, *arguments, grid=self._grid, warmup=True, **constants)
-        if made is None:
+        if made is None:  # a hook has prevented the compilation, as checks without a device do
+            if arrays[0].is_cuda:
+                raise RuntimeError(f"ndpool: Triton has not compiled {self._kernel.__name__}")
             return False
         values = (
             *(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments),

@@ -9,13 +9,12 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from ndpool._call import NO_EXTRA, OFFSET32
-from ndpool._plan import AxisPlan, Plan, irregular
+from ndpool._plan import AxisPlan, Plan
 from ndpool._triton import tuning
 from ndpool._triton.kernels.channels_last import channels_last_backward_kernel, channels_last_forward_kernel
 from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
@@ -30,6 +29,7 @@ from ndpool._triton.launch import (
     optional,
     tables,
     three_axes,
+    whole_planes,
 )
 from ndpool._triton.memory import LIMIT, Layout, layout_of, next_power, widest, widest_or_one
 
@@ -45,26 +45,21 @@ def plane_forward(
     """Reduce contiguous planes in one pass, or in two if there are too few to fill the device."""
     size, n_planes = axes[2].size, layout.sizes[1] * layout.sizes[2]
     n, piece = plane_pieces(size, n_planes)
-    if n < 2 or layout.leads > 1 or itemsize > 8 or common["COMPUTE"] not in (tl.float32, tl.float64):
+    if n < 2 or common["COMPUTE"] not in (tl.float32, tl.float64):
         return _plane_pass(size, layout, itemsize, by, common)
     between = torch.float64 if common["COMPUTE"] == tl.float64 else torch.float32
     half, kind = n_planes * n, common["KIND"]
-    pieces = layout._replace(
-        leads=2,
-        sizes=(1, n, n_planes),
-        input_strides=(0, piece, layout.input_strides[1], 0, 0, 1),
-        output_strides=(0, n_planes, 1, 0, 0, 1),
-    )
     first = common | {"KIND": OFFSET32 if kind else NO_EXTRA, "DIVIDE": 0}
-    cut = _plane_pass(piece, pieces, itemsize, 1, first, size)
-    whole = layout._replace(
+    cut = _plane_pass(size, layout, itemsize, 1, first, piece)
+    # Pieces lie in memory as channels-last planes of n elements do.
+    pieces = layout._replace(
         leads=1,
-        sizes=(n_planes, 1, 1),
-        input_strides=(1, 0, 0, 0, 0, n_planes),
-        output_strides=(layout.output_strides[1], 0, 0, 0, 0, 0),
+        sizes=(*layout.sizes[1:], 1),
+        input_strides=(1, layout.sizes[1], 0, 0, 0, n_planes),
+        output_strides=(*layout.output_strides[1:3], 0, 0, 0, 0),
     )
-    last = all_of(n).axes[0]
-    put = _channel_pass((*axes[:2], last), whole, between.itemsize, by, common, device, 2, half)
+    last, item = all_of(n).axes[0], between.itemsize if itemsize < 16 else itemsize
+    put = _channel_pass((*axes[:2], last), pieces, item, by, common, device, 2, half)
 
     def launch(x: Tensor, y: Tensor, extra: Tensor) -> None:
         parts = x.new_empty(2 * half if kind else half, dtype=between)
@@ -97,16 +92,15 @@ def channel_shape(
 
 
 def _plane_pass(
-    size: int, layout: Layout, itemsize: int, by: int, common: dict[str, Any], whole: int = 0
+    whole: int, layout: Layout, itemsize: int, by: int, common: dict[str, Any], piece: int = 0
 ) -> Launch:
-    """One launch; `whole`: the elements of a plane, if these are pieces of planes."""
-    n_planes = layout.sizes[1] * layout.sizes[2]
+    """One launch for planes of `whole` elements, or for all pieces of so many elements of them."""
+    size, n_planes = piece or whole, layout.sizes[1] * layout.sizes[2]
     # Contiguous planes are read by full vectors, even where a vector spans two planes.
-    length, pitch, count = size, layout.input_strides[1], n_planes
-    if whole:
-        length, pitch, count = whole, layout.input_strides[2], layout.sizes[2]
-    dense = (whole > 0 or layout.leads < 2) and pitch in (0, length)
-    pitches = [length * count] if dense else [length, *layout.input_strides[1:3]]
+    dense = layout.leads < 2 and layout.input_strides[1] in (0, whole)
+    pitches = [whole * n_planes] if dense else [whole, size, *layout.input_strides[1:3]]
+    if piece:
+        n_planes *= -(-whole // piece)
     unit = widest(itemsize, *pitches)
     shifted = size % unit > 0
     vectors = -(-(size + (unit - 1) * shifted) // unit)
@@ -124,7 +118,7 @@ def _plane_pass(
         vectors = -(-(size + (unit - 1) * shifted) // unit)
         parts, lanes = 8, next(n for n in (16, 64, 256, 1024) if 8 * n >= vectors)
         threads = max(lanes, tuning.THREADS)
-    if whole or size > tuning.LARGE_PLANE or lanes > 2 * tuning.THREADS:
+    if piece or size > tuning.LARGE_PLANE or lanes > 2 * tuning.THREADS:
         # One kernel for all sizes.
         unit = widest_or_one(itemsize, *pitches)
         shifted = dense and unit > 1
@@ -147,7 +141,7 @@ def _plane_pass(
         "SHIFTED": shifted,
         "PARTS": parts,
         "FULL": min(parts, size // width) if size <= tuning.SMALL_PLANE else 0,
-        "PIECES": whole > 0,
+        "PIECES": piece > 0,
         "LEADS": layout.leads,
         "num_warps": threads // 32,
     }
@@ -164,14 +158,20 @@ def rows_of_channels(axes: tuple[AxisPlan, ...], layout: Layout) -> int:
 
 
 @lru_cache(1024)
-def by_channels(plan: Plan, axes: tuple[int, ...], shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether windows are whole channels-last planes, which `channels_forward` splits as needed."""
+def kind_of_planes(
+    plan: Plan, axes: tuple[int, ...], shape: tuple[int, ...], stride: tuple[int, ...]
+) -> str | None:
+    """ "contiguous" or "channels-last" if windows are whole planes, whose kernels cut them as needed."""
     if any(a.out != 1 for a in plan.axes):
-        return False
+        return None
     outs = tuple(1 if a in axes else n for a, n in enumerate(shape))
     plan, axes, *memory = merged(plan, axes, shape, stride, outs, torch.empty(outs, device="meta").stride())
-    layout = layout_of(axes, *memory)
-    return layout is not None and rows_of_channels(three_axes(plan), layout) > 0
+    layout, three = layout_of(axes, *memory), three_axes(plan)
+    if layout is None:
+        return None
+    if whole_planes(three, layout):
+        return "contiguous"
+    return "channels-last" if rows_of_channels(three, layout) else None
 
 
 def channel_blocks(layout: Layout, itemsize: int, row: int = tuning.CHANNEL_ROW) -> tuple[int, int, int, int]:
@@ -205,7 +205,9 @@ def channels_forward(
         return _channel_pass(axes, layout, itemsize, by, common, device)
     between = torch.float64 if common["COMPUTE"] == tl.float64 else torch.float32
     half, strides = prod(layout.sizes) * n, (1, channels * n, channels * n * leads[0], 0, 0, channels)
-    cut_axes, merged_axes = (*axes[:2], _cut(rows, n)), (*axes[:2], all_of(n).axes[0])
+    pieces_of_rows = all_of(rows).axes[0].divided(n)
+    assert pieces_of_rows is not None, "no more pieces than rows"
+    cut_axes, merged_axes = (*axes[:2], pieces_of_rows), (*axes[:2], all_of(n).axes[0])
     pieces = layout._replace(output_strides=strides)
     cut = _channel_pass(cut_axes, pieces, itemsize, 1, common | {"DIVIDE": 0}, device, 1, half)
     layout = layout._replace(input_strides=strides)
@@ -219,13 +221,6 @@ def channels_forward(
         put(parts, y, extra)
 
     return launch
-
-
-@lru_cache(1024)
-def _cut(size: int, n: int) -> AxisPlan:
-    """An axis cut into n adjacent windows."""
-    edges = np.arange(n + 1, dtype=np.int64) * size // n
-    return irregular(size, edges[:-1].copy(), np.diff(edges))
 
 
 def _channel_pass(

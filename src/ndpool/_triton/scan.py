@@ -98,10 +98,10 @@ def _planes(
     blocks_w, groups = -(-last.size // width), -(-n_planes // planes)
     # Rows are cut into chunks, which read the outputs between them twice, where planes are too few.
     items = groups * blocks_w
-    chunks = max(1, min(h.size // 8, tuning.SCAN_PROGRAMS // 2 // items))
+    chunks = max(1, min(h.size // 8, tuning.PROGRAMS // 2 // items))
     height = -(-h.size // chunks)
     chunks = -(-h.size // height)
-    grid = min(items * chunks, tuning.SCAN_PROGRAMS)
+    grid = min(items * chunks, tuning.PROGRAMS)
     page = planes * rows * inputs
     numbers: list[Any] = [2 * grid * page, depths, items * chunks, n_planes, n_1]
     numbers += [blocks_w, chunks, width, height, *x_leads, x_h]

@@ -210,7 +210,7 @@ def _rows(task: _Task, block: _Block, tall: bool) -> int:
         rows = 1 if h.stride > 1 else min(8, h.kernel) if many else 4
     elif tall and (7 + h.kernel) * block.across(last) <= tuning.UNROLLED:
         rows = 8
-    elif h.stride > 1 and d.kernel == 1 and layout.channels and n_outs < tuning.FEW_STRIPS:
+    elif h.stride > 1 and d.kernel == 1 and layout.channels and n_outs < tuning.FEW_OUTPUTS:
         rows = 1  # else there would be too few strips
     elif (
         h.stride == d.kernel == 1

@@ -7,18 +7,16 @@ They choose kernels and block shapes, never results.
 THREADS = 128  # of most programs
 SATURATED = 2**20  # lanes that fill a large device
 FEW_LANES = 2**16  # too few to fill it
-LARGE_RESULT = 2**24  # elements of a gradient from which the device is busy even if every thread writes few
 PROGRAMS = 2112  # that fill a large device
 
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
-FEW_STRIPS = 2**21  # outputs below which overlapping channels-last windows are computed row by row
+FEW_OUTPUTS = 2**21  # below which channels-last windows of stride 2 and more are computed row by row
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
 NORM_TAPS = 256  # likewise, of norms: more are left to powers, an average and roots
 NORM_PASSES = 4  # strides by which windows of a norm overlap, from which its axes are pooled one by one
 
 # Segments of contiguous rows.
-SEGMENT_TAPS = 1  # taps of an irregular window from which segments are faster than single windows
 VECTOR_TAPS = 65  # taps of a regular window from which segments are faster than strips
 LONG_ROW = 64  # taps of a window's row from which more threads share it
 
@@ -30,12 +28,14 @@ SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than
 
 # Whole planes.
 SMALL_PLANE = 64  # elements up to which every size has a kernel of its own
-CUT_PLANES = 264  # up to which large ones are cut into pieces
-LARGE_PLANE = 2**12  # elements from which the kernel loops
+CUT_PLANES = 264  # more large planes fill the device without being cut into pieces
+LARGE_PLANE = 2**12  # elements from which the kernel loops; also of a piece, of which a plane has 8 at least
 CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by side
 
 # Gradients by blocks.
-REGISTERS = 80  # outputs and offsets that a lane keeps
+REGISTERS = 80, 100  # outputs and offsets that a lane keeps: of several rows, and of one
+BLOCK_STORES = 64  # elements that a lane writes
+LARGE_RESULT = 2**24  # elements from which lanes of disjoint channels-last windows write one row each
 
 # Gradients of max pooling, scattered into zeros.
 SPARSE = 16  # inputs per output from which this pays; a half or a quarter where gathers are slow
@@ -52,7 +52,6 @@ WALK_OVERLAP = 25  # likewise in channels-last arrays
 WALK_UNBLOCKED = 9  # likewise where blocks would be too large
 SCAN_TAGS = 254  # rows of a window that one byte can number
 SCAN_COLUMNS = 128  # outputs of a row that a warp scans
-SCAN_PROGRAMS = 2112  # what a large device runs at a time
 WALK_STEP = 8  # outputs that a lane loads ahead
 WALK_LANES = 2**17  # that fill the device
 WALK_SCRATCH = 2**24  # bytes of sums that stay in the cache from one axis to the next

@@ -197,7 +197,7 @@ class Unpool(Pool):
 
     def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, *, dilation: Any = 1) -> None:
         super().__init__(kernel_size, stride, padding)
-        if not isinstance(dilation, int) or dilation != 1:  # what cannot be compared is refused by `_check`
+        if type(dilation) is not int or dilation != 1:  # what cannot be compared is refused by `_check`
             self.dilation = dilation
 
     def _check(self, name: str) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -24,10 +23,10 @@ from ndpool._triton import scatter, tuning
 from ndpool._triton.backward import backward
 from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
-from ndpool._triton.launch import MAX, all_of, merged, tables
+from ndpool._triton.launch import MAX, all_of, tables
 from ndpool._triton.memory import Arrays
 from ndpool._triton.norms import norm_quotient
-from ndpool._triton.planes import by_channels
+from ndpool._triton.planes import kind_of_planes
 from ndpool.frameworks.torch.tensors import (
     EXTRA_DTYPES,
     FORMATS,
@@ -134,26 +133,8 @@ def _in_passes(call: Call, x: Tensor, last: bool) -> Any:
             x = pool(part, x, last)
         return x
     if x.is_floating_point() and (cut := _pieces(call, x, last)):
-        n_axes = len(call.axes)
-        x, call = _rows_of_planes(call, x)
-        found = _in_pieces(call, x, *cut, last)
-        if len(call.axes) == n_axes:
-            return found
-        one, a = (1,) * n_axes, call.axes[0]
-        if call.extra == NO_EXTRA:
-            return found.unflatten(a, one)
-        return tuple(t.unflatten(a, one) for t in found)
+        return _in_pieces(call, x, *cut, last)
     return None
-
-
-def _rows_of_planes(call: Call, x: Tensor) -> tuple[Tensor, Call]:
-    """The same with one pooled axis where windows are whole planes of contiguous memory."""
-    axes = call.axes
-    ordered = x.stride(axes[-1]) == 1 and all(b == a + 1 for a, b in pairwise(axes))
-    plan, merged_axes, *_ = merged(call.plan, axes, x.shape, x.stride(), x.shape, x.stride())
-    if not ordered or len(merged_axes) == len(axes):
-        return x, call
-    return x.flatten(axes[0], axes[-1]), call._replace(plan=plan, axes=merged_axes)
 
 
 def _passes(call: Call, x: Tensor) -> tuple[Call, Call] | None:
@@ -218,11 +199,11 @@ def launches(call: Call, x: Tensor, last: bool, device: torch.device) -> list[An
 
 def _pieces(call: Call, x: Tensor, last: bool) -> tuple[Plan, int] | None:
     """The plan of windows cut into pieces, and their number, where windows are too few for a device."""
-    if last and by_channels(call.plan, call.axes, tuple(x.shape), x.stride()):
+    kind = kind_of_planes(call.plan, call.axes, tuple(x.shape), x.stride())
+    if kind == "contiguous" or (last and kind):
         return None
     n_planes = x.numel() // max(1, prod(call.plan.sizes))
-    plan = _rows_of_planes(call, x)[1].plan
-    return pieces(plan, -(-n_planes // 128) if last else n_planes, last)
+    return pieces(call.plan, -(-n_planes // 128) if last else n_planes, last)
 
 
 def _in_pieces(call: Call, x: Tensor, cut: Plan, n: int, last: bool) -> Any:
