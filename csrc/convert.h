@@ -30,30 +30,38 @@ inline float power(float x, float p) {
 // Powers of a row. The common ones are loops of their own, which run on vectors.
 template <class V> void powers(V* x, int64_t n, V p) {
   if (p == 2)
+#pragma omp simd
     for (int64_t j = 0; j < n; ++j) x[j] *= x[j];
   else if (p == V(0.5))
+#pragma omp simd
     for (int64_t j = 0; j < n; ++j) x[j] = std::sqrt(x[j]);
   else if (p != 1)
     for (int64_t j = 0; j < n; ++j) x[j] = std::pow(x[j], p);
 }
 
+// Calls f with each run of neighbours in memory, their number and that of the first one: a whole row, or the lanes of each
+// position. False where elements have gaps between them.
+template <class T, class F> inline bool each_run(const Row& row, F&& f) {
+  const bool packed = row.packed(sizeof(T));
+  if (!packed && (row.lanes == 1 || row.lane != int64_t(sizeof(T)))) return false;
+  const int64_t all = row.n * row.lanes, length = packed ? all : row.lanes;
+  char* data = row.data;
+  for (int64_t first = 0; first < all; first += length, data += row.stride)
+    f(reinterpret_cast<T*>(data), length, first);
+  return true;
+}
+
 template <class T, class F> inline void each(const Row& row, F&& f) {
-  if (row.packed(sizeof(T))) {
-    T* data = reinterpret_cast<T*>(row.data);
-    const int64_t n = row.n * row.lanes;
-    for (int64_t j = 0; j < n; ++j) f(data[j], j);
-  } else if (row.lanes == 1) {
-    for (int64_t j = 0; j < row.n; ++j) f(*reinterpret_cast<T*>(row.data + j * row.stride), j);
-  } else if (row.lane == int64_t(sizeof(T))) {
-    for (int64_t j = 0; j < row.n; ++j) {
-      T* data = reinterpret_cast<T*>(row.data + j * row.stride);
-      for (int64_t c = 0; c < row.lanes; ++c) f(data[c], j * row.lanes + c);
-    }
-  } else {
-    for (int64_t j = 0; j < row.n; ++j)
-      for (int64_t c = 0; c < row.lanes; ++c)
-        f(*reinterpret_cast<T*>(row.data + j * row.stride + c * row.lane), j * row.lanes + c);
-  }
+  const bool even = each_run<T>(row, [&](T* data, int64_t n, int64_t first) __attribute__((always_inline)) {
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) f(data[j], first + j);
+  });
+  if (even) return;
+  const bool single = row.lanes == 1;
+  const int64_t outer = single ? 1 : row.n, n = single ? row.n : row.lanes,
+                step = single ? row.stride : row.lane;
+  for (int64_t r = 0; r < outer; ++r)
+    for (int64_t j = 0; j < n; ++j) f(*reinterpret_cast<T*>(row.data + r * row.stride + j * step), r * n + j);
 }
 
 // Calls f with where each vector of n elements begins, and what it may read and write there: the last one overlaps its
@@ -76,18 +84,22 @@ __attribute__((always_inline)) inline void each_vector_of(int64_t n, const From*
 
 template <class S, class V> void load_row(const Row& row, V* __restrict dst) {
   if constexpr (is_half<S> && std::is_same_v<V, float>)
-    if (row.packed(sizeof(S)))
-      return each_vector_of<V>(row.n * row.lanes, reinterpret_cast<const S*>(row.data), dst,
-                               [](const S* from, V* to) { write(to, read_as<V, wide<V>>(from)); });
+    if (each_run<S>(row, [dst](const S* from, int64_t n, int64_t first) {
+          each_vector_of<V>(n, from, dst + first,
+                            [](const S* from, V* to) { write(to, read_as<V, wide<V>>(from)); });
+        }))
+      return;
   each<S>(row, [dst](const S& s, int64_t j) { dst[j] = load_as<V>(s); });
 }
 
 template <class V, class O> void store_row(const V* __restrict src, const Row& row) {
   if constexpr (is_half<O> && std::is_same_v<V, float>)
-    if (row.packed(sizeof(O)))
-      return each_vector_of<V>(
-          row.n * row.lanes, src, reinterpret_cast<O*>(row.data),
-          [](const V* from, O* to) { write_as<wide<V>, false, O, V>(to, read<V, wide<V>>(from)); });
+    if (each_run<O>(row, [src](O* to, int64_t n, int64_t first) {
+          each_vector_of<V>(n, src + first, to, [](const V* from, O* to) {
+            write_as<wide<V>, false, O, V>(to, read<V, wide<V>>(from));
+          });
+        }))
+      return;
   each<O>(row, [src](O& o, int64_t j) { o = store_as<O>(src[j]); });
 }
 

@@ -22,26 +22,45 @@ inline int64_t plane_elements(const Problem& p, Over over = Over::inputs) {
   return n;
 }
 
-// Behind the last element of an array; null where a stride is negative, so that no vector reads past a row there.
-inline const char* readable_end(const Problem& p, const Array& array, int64_t item, Over over) {
-  const char* end = array.data + item + (p.lanes - 1) * array.lane;
-  bool rising = p.lanes == 1 || array.lane >= 0;
-  for (int a = 0; a < p.n_axes; ++a) {
-    const int64_t n = extent(p.axes[a], over);
-    end += (n - 1) * array.pooled[a];
-    rising &= n < 2 || array.pooled[a] >= 0;
+// What vectors may read of an array, past the ends of its rows: everything from its first element to its last; nothing where
+// a stride is negative.
+class Readable {
+public:
+  Readable(const Problem& p, const Array& array, int64_t item, Over over) : begin_(array.data) {
+    const char* end = array.data + item + (p.lanes - 1) * array.lane;
+    bool rising = p.lanes == 1 || array.lane >= 0;
+    for (int a = 0; a < p.n_axes; ++a) {
+      const int64_t n = extent(p.axes[a], over);
+      end += (n - 1) * array.pooled[a];
+      rising &= n < 2 || array.pooled[a] >= 0;
+    }
+    for (int a = 0; a < p.n_lead; ++a) {
+      end += (p.lead_shape[a] - 1) * array.lead[a];
+      rising &= array.lead[a] >= 0;
+    }
+    if (rising) end_ = end;
   }
-  for (int a = 0; a < p.n_lead; ++a) {
-    end += (p.lead_shape[a] - 1) * array.lead[a];
-    rising &= array.lead[a] >= 0;
-  }
-  return rising ? end : nullptr;
-}
 
-// Whether the elements of an array lie in memory in the order of its planes, rows and columns, without gaps. The
-// stride of an axis with one element says nothing and is ignored.
-inline bool follows(const Problem& p, const Array& array, int64_t item, Over over) {
-  int64_t pitch = item;
+  // Whether n elements from `at` on may be read.
+  template <class T> bool holds(const T* at, int64_t n) const {
+    return reinterpret_cast<const char*>(at) >= begin_ && reinterpret_cast<const char*>(at + n) <= end_;
+  }
+
+  // Of `count` rows, `step` elements apart, those of which elements [-before, n) may be read.
+  template <class T> Range rows(const T* row, int64_t before, int64_t n, int64_t step, int64_t count) const {
+    const int64_t missing = reinterpret_cast<const T*>(begin_) - (row - before);
+    const int64_t room = end_ ? reinterpret_cast<const T*>(end_) - (row + n) : -1;
+    const int64_t lo = missing <= 0 ? 0 : step ? ceil_div(missing, step) : count;
+    return {lo, room < 0 ? 0 : step ? least(count, room / step + 1) : count};
+  }
+
+private:
+  const char *begin_, *end_ = nullptr;
+};
+
+// Whether the elements of a plane lie in memory in the order of its rows and columns, without gaps. The stride of an axis
+// with one element says nothing and is ignored. `pitch` becomes the bytes of a plane.
+inline bool plane_follows(const Problem& p, const Array& array, int64_t& pitch, Over over) {
   if (p.lanes > 1) {
     if (array.lane != pitch) return false;
     pitch *= p.lanes;
@@ -51,6 +70,13 @@ inline bool follows(const Problem& p, const Array& array, int64_t item, Over ove
     if (n > 1 && array.pooled[a] != pitch) return false;
     pitch *= n;
   }
+  return true;
+}
+
+// The same of all planes, one after the other.
+inline bool follows(const Problem& p, const Array& array, int64_t item, Over over) {
+  int64_t pitch = item;
+  if (!plane_follows(p, array, pitch, over)) return false;
   for (int a = p.n_lead - 1; a >= 0; --a) {
     if (p.lead_shape[a] > 1 && array.lead[a] != pitch) return false;
     pitch *= p.lead_shape[a];

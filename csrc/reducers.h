@@ -39,10 +39,13 @@ template <class T, class S> struct MaxOf : Max<T> {
 };
 
 // Values that are compared in another order than their compute type's. Minima are maxima in the reverse order: floats are
-// negated, the bits of integers inverted. Unsigned integers of 32 and 64 bits are compared as signed ones, with their
-// highest bit inverted.
+// negated, the bits of integers inverted. Unsigned integers of 32 and 64 bits, and shorter ones whose places are asked for,
+// are compared as signed ones, with their highest bit inverted.
 inline bool is_unsigned(const Problem& p) {
-  return (p.op == Op::max || p.op == Op::min) && (p.x_type == Dtype::u32 || p.x_type == Dtype::u64);
+  if (p.op != Op::max && p.op != Op::min) return false;
+  if (p.x_type == Dtype::u32 || p.x_type == Dtype::u64) return true;
+  const bool is_short = p.x_type == Dtype::b8 || p.x_type == Dtype::u8 || p.x_type == Dtype::u16;
+  return is_short && p.extra != Extra::none;
 }
 inline bool reordered(const Problem& p) { return p.op == Op::min || is_unsigned(p); }
 
@@ -50,10 +53,12 @@ inline bool reordered(const Problem& p) { return p.op == Op::min || is_unsigned(
 template <class V> inline void reorder(const Problem& p, V* row, int64_t n) {
   if (!reordered(p)) return;
   if constexpr (is_real<V>) {
+#pragma omp simd
     for (int64_t j = 0; j < n; ++j) row[j] = -row[j];
   } else {
     const V bits =
         V((p.op == Op::min ? V(~V(0)) : V(0)) ^ (is_unsigned(p) ? std::numeric_limits<V>::lowest() : V(0)));
+#pragma omp simd
     for (int64_t j = 0; j < n; ++j) row[j] = V(row[j] ^ bits);
   }
 }
@@ -103,6 +108,7 @@ template <class R> void fold(const typename R::V* const* rows, int n, typename R
   using V = typename R::V;
   const V *a = rows[0], *b = rows[n > 1], *c = rows[n > 2 ? 2 : 0], *d = rows[n > 3 ? 3 : 0];
   const auto each = [&](auto f) {
+#pragma omp simd
     for (int64_t j = 0; j < length; ++j) dst[j] = f(j);
   };
   const auto two = [=](int64_t j, V v) { return R::merge(b[j], R::merge(a[j], v)); };
@@ -126,9 +132,12 @@ template <class R> void fold_coded(const typename R::V* const* rows, const Code*
     const typename R::V* a = rows[r];
     const Code code = codes[r];
     if (r == 0 && !go_on) {
+#pragma omp simd
       for (int64_t j = 0; j < length; ++j) dst[j] = a[j];
+#pragma omp simd
       for (int64_t j = 0; j < length; ++j) at[j] = code;
     } else {
+#pragma omp simd
       for (int64_t j = 0; j < length; ++j) merge_coded<R>(a[j], code, dst[j], at[j]);
     }
   }

@@ -73,13 +73,13 @@ template <class T, int B> __attribute__((always_inline)) inline void transpose(V
   }
 }
 
-// Runs of `n` elements of `lanes` planes, a multiple of B, to rows of so many neighbours. `end`: no vector reads from there
-// on.
+// Runs of `n` elements of `lanes` planes, a multiple of B, to rows of so many neighbours.
 template <class T, int B> void gather_run(const char* const* plane, int64_t lanes, int64_t at, int64_t n,
-                                          int64_t step, T* to, const char* end) {
+                                          int64_t step, T* to, const Readable& readable) {
   for (int64_t l = 0; l < lanes; l += B) {
     bool vectors = step == sizeof(T);
-    for (int k = 0; k < B && n < B; ++k) vectors &= plane[l + k] + at + B * int64_t(sizeof(T)) <= end;
+    for (int k = 0; k < B && n < B; ++k)
+      vectors &= readable.holds(reinterpret_cast<const T*>(plane[l + k] + at), B);
     for (int64_t j = 0; vectors && j < n; j += B) {
       const int64_t first = n < B ? 0 : least(j, n - B);
       Vec<T, B> rows[B];
@@ -268,13 +268,13 @@ private:
     char* plane[most_lanes];
     locate(p, *t.from, first, planes, plane);
     const Runs runs(p, *t.from, t.item, t.over);
-    const char* end = readable_end(p, *t.from, t.item, t.over);
+    const Readable readable(p, *t.from, t.item, t.over);
     by_width(t.item, inner.lanes, [&](auto width, auto block) {
       using T = decltype(width);
       T* at = reinterpret_cast<T*>((inner.*t.to).data);
       for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)
         gather_run<T, block>(plane, inner.lanes, runs.at(r), runs.length,
-                             runs.even ? int64_t(sizeof(T)) : runs.step, at, end);
+                             runs.even ? int64_t(sizeof(T)) : runs.step, at, readable);
     });
   }
 

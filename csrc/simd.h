@@ -350,6 +350,13 @@ template <int By, class V> inline V shifted(V a, V b) {
 // The same number everywhere (minus nothing: adding would turn -0 into 0).
 template <class V> inline V all_of(Element<V> x) { return x - V{}; }
 
+// A mask of the first n elements.
+template <class T, int N> inline auto first_lanes(int64_t n) {
+  Vec<UnsignedLike<T>, N> index;
+  for (int j = 0; j < N; ++j) index[j] = UnsignedLike<T>(j);
+  return index < UnsignedLike<T>(n);
+}
+
 // Whether any bit of it is set.
 template <class V> inline bool any(V mask) {
 #if defined(__AVX512F__)

@@ -704,6 +704,11 @@ ndpool.max_pool2d(x[:1, :1, :2, :2], 2)  # imports what it needs, on this thread
 if sys.argv[2] == "alone":
     ndpool.max_pool2d(x[:1, :2], 2)  # work that borrowed threads would share
     threads(2)
+if sys.argv[2] == "more":  # 22 of them end when two are left
+    for n in (24, 2):
+        threads(n)
+        ndpool.max_pool2d(x, 2)
+    threads(24)
 want = x.numpy().reshape(8, 16, 96, 2, 96, 2).max((3, 5))
 now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (int(sys.argv[1]) << 20),) * 2)
@@ -718,12 +723,13 @@ except MemoryError as error:
 @not_sanitized
 @pytest.mark.torch
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS of Linux")
-@pytest.mark.parametrize("before", ["nothing", "alone"])
+@pytest.mark.parametrize("before", ["nothing", "alone", "more"])
 @pytest.mark.parametrize("megabytes", [1, 6, 24])
 def test_first_call_without_memory_for_threads(megabytes, before, tmp_path):
-    """Memory for neither result nor threads, for the result only, and for both; also after calls on one."""
+    """Memory for neither result nor threads, for the result only, and for both; also after other teams."""
     script = tmp_path / "tight.py"
     script.write_text(TIGHT)
     found = run_python(script, str(megabytes), before).split()
     assert found[1] == "True"
-    assert found[0] in {1: {"raised"}, 6: {"raised", "pooled"}, 24: {"pooled"}}[megabytes]
+    either = megabytes == 6 or (megabytes == 1 and before == "more")  # its results were freed and fit again
+    assert found[0] in ({"raised", "pooled"} if either else {"raised"} if megabytes == 1 else {"pooled"})

@@ -125,13 +125,7 @@ inline int64_t most_covers(const Axis& a, int64_t planes) {
 // Whether the gradients of a plane lie in memory without gaps.
 inline bool packed_planes(const Problem& p) {
   int64_t pitch = size_of(p.y_type);
-  if (p.lanes > 1 && p.y.lane != pitch) return false;
-  pitch *= p.lanes;
-  for (int a = p.n_axes - 1; a >= 0; --a) {
-    if (p.axes[a].size > 1 && p.y.pooled[a] != pitch) return false;
-    pitch *= p.axes[a].size;
-  }
-  return true;
+  return plane_follows(p, p.y, pitch, Over::inputs);
 }
 
 // Slabs of outputs around the walk's slab of inputs, in rising order: where they begin (in bytes), the code of their

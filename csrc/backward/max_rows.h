@@ -74,8 +74,8 @@ private:
   MaxBackwardRows(const Problem& p, char* memory, int64_t& bytes)
       : p_(p), follow_(rows_follow<S>(p)), direct_(follow_ || p.y.pooled[p.n_axes - 1] == sizeof(S)),
         reads_(p.x.pooled[p.n_axes - 1] == sizeof(S) && p.extra_array.pooled[p.n_axes - 1] == 1),
-        grad_end_(readable_end(p, p.x, sizeof(S), Over::outputs)),
-        offset_end_(readable_end(p, p.extra_array, 1, Over::outputs)), held_(p.tile + 2 * margin + 2 * N) {
+        readable_grads_(p, p.x, sizeof(S), Over::outputs),
+        readable_offsets_(p, p.extra_array, 1, Over::outputs), held_(p.tile + 2 * margin + 2 * N) {
     Scratch scratch(memory);
     row_ = scratch.take<S>(p.tile + 2 * N);
     invalid_ = scratch.take<C>(held_) + margin;
@@ -91,6 +91,7 @@ private:
     // The output of which the tile's first input is at the last tap but (kernel - stride)
     first_ = last.stride == 2 ? floor_div(i0 - last.origin, 2) : i0 - last.origin;
     out_ = last.out;
+#pragma omp simd
     for (int64_t j = -margin; j < held_ - margin; ++j)
       invalid_[j] = first_ + j >= 0 && first_ + j < out_ ? C(0) : ~C(0);
     step_ = last.step;
@@ -242,9 +243,9 @@ private:
            first_ * p_.extra_array.pooled[a];
   }
   bool readable(const char* grad, const char* offset) const {
-    const int64_t reach = width_ + 2 * N, item = sizeof(S);
-    return offset - margin >= p_.extra_array.data && offset + reach <= offset_end_ &&
-           grad - margin * item >= p_.x.data && grad + reach * item <= grad_end_;
+    const int64_t reach = margin + width_ + 2 * N;
+    return readable_offsets_.holds(offset - margin, reach) &&
+           readable_grads_.holds(reinterpret_cast<const S*>(grad) - margin, reach);
   }
 
   // A row of outputs that may be read a whole vector at a time, margins and all: a copy where it lies otherwise.
@@ -333,7 +334,7 @@ private:
 
   const Problem& p_;
   bool follow_, direct_, reads_, shift_ = false, whole_ = false;
-  const char *grad_end_, *offset_end_;
+  const Readable readable_grads_, readable_offsets_;
   int64_t held_, width_ = 0, tile_ = -1, first_ = 0, out_ = 0, step_ = 1;
   S *row_, *grads_;
   C* invalid_;

@@ -105,7 +105,7 @@ private:
         packed_(packed_planes(p)), folded_(axis_of_planes(p.axes[0])), load_(loader<V>(p.x_type, false)),
         store_(storer<V>(p.y_type, false)), item_(size_of(p.x_type)),
         offset_item_(p.extra == Extra::offset8 ? 1 : 4),
-        end_(readable_end(p, p.extra_array, offset_item_, Over::outputs)) {
+        readable_(p, p.extra_array, offset_item_, Over::outputs) {
     int64_t outputs = p.lanes, elements = p.lanes * p.tile;
     for (int a = 0; a < p.n_axes; ++a) {
       axes_[a] = p.axes[a];
@@ -249,6 +249,7 @@ private:
         fill(taps_[a] + j, n, Place(w.taps));
       }
       Place* __restrict to = at_ + j;
+#pragma omp simd
       for (int64_t k = 0; k < n; ++k) to[k] = column_at_[k] + Place(at);
       std::memcpy(lead_[last_] + j, column_lead_, size_t(n) * sizeof(Place));
       if (reaches)
@@ -259,6 +260,7 @@ private:
   }
 
   static void fill(Place* to, int64_t n, Place value) {
+#pragma omp simd
     for (int64_t j = 0; j < n; ++j) to[j] = value;
   }
 
@@ -318,7 +320,7 @@ private:
   // Finds where the outputs of a part add.
   template <class Offset> void find_by(const Part& part, int64_t plane, int64_t n) const {
     const char* extra = first_of(part, p_.extra_array, plane);
-    if (!in_a_row(part, p_.extra_array, offset_item_) || extra + (n + L) * offset_item_ > end_) {
+    if (!in_a_row(part, p_.extra_array, offset_item_) || !readable_.holds(extra, (n + L) * offset_item_)) {
       Offset* copy = reinterpret_cast<Offset*>(offsets_);
       each_row(part, p_.extra_array, plane, [&, to = copy](const Row& row) mutable {
         each<Offset>(row, [to](Offset& offset, int64_t j) { to[j] = offset; });
@@ -415,7 +417,7 @@ private:
   const Load<V> load_;
   const Store<V> store_;
   const int64_t item_, offset_item_;  // bytes of a gradient, on either side, and of an offset
-  const char* const end_;             // of what may be read of the offsets
+  const Readable readable_;           // of the offsets
   bool tables_ = false, laid_out_ = false;
   std::uint64_t codes_ = 1;
   Place inverse_[max_axes];

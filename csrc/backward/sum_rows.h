@@ -88,7 +88,7 @@ private:
   SumBackward(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
       : p_(p), walk_(walk), rows_(walk.axis(p.n_axes - 2)), sizes_(sizes(p)), width_(0),
         load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)), follow_(rows_follow<V>(p)),
-        norm_(p.op == Op::lp), end_(readable_end(p, p.x, sizeof(V), Over::outputs)) {
+        norm_(p.op == Op::lp), readable_(p, p.x, sizeof(V), Over::outputs) {
     Scratch scratch(memory);
     const int64_t width = sizes_.tile * p.lanes;
     padded_ = scratch.take<V>(sizes_.held);
@@ -180,6 +180,7 @@ private:
     for (int64_t unit = 0; unit < count && !p_.stopped(); ++unit, walk.next()) {
       if (walk.tile_begin() != tile_ || walk.last().table_stride) enter_tile();
       around.covers(walk);
+#pragma omp simd
       for (int64_t j = 0; j < width_; ++j) row_[j] = V(0);
       for (int64_t r = 0; r < around.count(); ++r, around.next()) {
         Slab slab{0, 0, 0, 0, 1};
@@ -189,6 +190,7 @@ private:
           slab.share *= share(walk.axis(a), around.index()[a]);
         }
         spread(slab, around.index()[p_.n_axes - 2], kept_);
+#pragma omp simd
         for (int64_t j = 0; j < width_; ++j) row_[j] += kept_[j];
       }
       const V* sums = row_;
@@ -238,8 +240,8 @@ private:
   bool readable(const Slab& slab, int64_t from, int64_t to) const {
     from = most(from, 0);
     to = least(to, rows_.out - 1);
-    return reinterpret_cast<const char*>(grad_row(slab, from) + least(0, columns_.first)) >= p_.x.data &&
-           reinterpret_cast<const char*>(grad_row(slab, to) + columns_.first + width_ + 2 * N) <= end_;
+    const V* first = grad_row(slab, from) + least(0, columns_.first);
+    return readable_.holds(first, grad_row(slab, to) + columns_.first + width_ + 2 * N - first);
   }
 
   // 3 x 3 windows at every position: down the rows, a block of columns at a time, in registers.
@@ -493,8 +495,8 @@ private:
     const Row row{walk_.plane(p_.x) + slab.grad + o * p_.x.pooled[p_.n_axes - 2] + columns_.real_lo * stride,
                   stride, p_.x.lane, columns_.real_hi - columns_.real_lo, p_.lanes};
     const V* from = reinterpret_cast<const V*>(row.data);
-    if (!stored_as<V>(p_.x_type) || !row.packed(sizeof(V)) ||
-        row.data + whole_vectors<V>(n) * int64_t(sizeof(V)) > end_ || norm_) {
+    if (!stored_as<V>(p_.x_type) || !row.packed(sizeof(V)) || !readable_.holds(from, whole_vectors<V>(n)) ||
+        norm_) {
       load_(row, raw_);
       from = raw_;
     }
@@ -521,11 +523,13 @@ private:
            stride, p_.aux.lane, columns_.real_hi - columns_.real_lo, p_.lanes},
           norms_);
     if (p_.norm == 2)
+#pragma omp simd
       for (int64_t j = 0; j < n; ++j) raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] / norms_[j];
     else
       for (int64_t j = 0; j < n; ++j)
         raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] * power(norms_[j], V(1 - p_.norm));
     if (!uniform_)
+#pragma omp simd
       for (int64_t j = 0; j < n; ++j) raw_[j] *= taps_;
   }
 
@@ -547,7 +551,7 @@ private:
   Store<V> store_;
   bool follow_, norm_, uniform_, early_, straight_, times_;
   V by_all_, inverse_, taps_ = 1;
-  const char* end_;
+  const Readable readable_;  // of the gradients
   V *padded_, *by_, *raw_, *norms_, *kept_, *row_;
   Run* runs_;
   char* rest_;  // of the scratch

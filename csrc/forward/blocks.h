@@ -73,23 +73,23 @@ private:
   S* edge_;               // a row at the end of the array
   C* numbers_ = nullptr;  // of the rows they are from
   Range full_;            // outputs with whole windows
-  const S* end_;          // of the input; null where it has negative strides
-  bool even_;             // planes of one output each, at the same distance
-  bool packed_codes_;     // codes lie side by side, and 32 bits hold every place in a slab
+  const Readable readable_;
+  bool even_;          // planes of one output each, at the same distance
+  bool packed_codes_;  // codes lie side by side, and 32 bits hold every place in a slab
 
   // Of a folded row, and what vectors may read beyond it.
   static int64_t row_length(const Problem& p) {
     return ceil_div(widest(p.axes[p.n_axes - 1], p.tile), N) * N + 8 * N;
   }
 
-  Blocks(const Problem& p, int64_t begin, char* memory) : p_(p), walk_(p, begin) {
+  Blocks(const Problem& p, int64_t begin, char* memory)
+      : p_(p), walk_(p, begin), readable_(p, p.x, sizeof(S), Over::inputs) {
     Scratch scratch(memory);
     folded_ = scratch.take<V>(row_length(p));
     edge_ = scratch.take<S>(row_length(p));
     if constexpr (coded) numbers_ = scratch.take<C>(row_length(p));
     const Axis& last = p.axes[p.n_axes - 1];
     full_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
-    end_ = reinterpret_cast<const S*>(readable_end(p, p.x, sizeof(S), Over::inputs));
     const int64_t item = p.extra == Extra::offset8 ? 1 : p.extra == Extra::offset32 ? 4 : 8;
     packed_codes_ = p.extra_array.pooled[p.n_axes - 1] == item &&
                     last.size * (p.n_axes > 1 ? p.axes[p.n_axes - 2].size : 1) < int64_t(UINT32_MAX);
@@ -138,9 +138,10 @@ private:
     int64_t vectors = ceil_div(n, N), copied = 0;
     const S* last = x + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch;
     if (rows.slabs == 1)
-      while (copied < least(rows.rows, most_copied) && last - copied * rows.row_pitch + vectors * N > end_)
+      while (copied < least(rows.rows, most_copied) &&
+             !readable_.holds(last - copied * rows.row_pitch, vectors * N))
         ++copied;
-    if (last - copied * rows.row_pitch + vectors * N > end_ && copied < rows.rows) {
+    if (copied < rows.rows && !readable_.holds(last - copied * rows.row_pitch, vectors * N)) {
       vectors = n / N;
       copied = 0;
     }
@@ -259,7 +260,7 @@ private:
       const V* folded = folded_;
       bool nan = false;
       if constexpr (std::is_same_v<S, V>)
-        if (rows.count() == 1 && !whole && rows.x + in.to + N <= end_) {
+        if (rows.count() == 1 && !whole && readable_.holds(rows.x, in.to + N)) {
           folded = rows.x + in.from;
           if constexpr (can_be_nan) nan = may_hold_nan(folded, in.to - in.from);
         }
@@ -368,6 +369,7 @@ private:
     write_as<L, R::picks, S, V>(y, best);
   }
   void put_some(const V* best, int64_t n, V by, S* y) const {
+#pragma omp simd
     for (int64_t j = 0; j < n; ++j) y[j] = store_as<S>(R::picks ? best[j] : mean(best[j], by));
   }
 
@@ -494,12 +496,12 @@ private:
   template <int K> int64_t counted(const Rows& rows, int64_t n, const V* from, S* y) const {
     const V by = divisor(rows, full_.lo);
     V best[N];
-    int64_t o = 0;
-    for (; o < n; o += N) {
+    for (int64_t o = 0; o < n; o += N, from += N * K) {
       const int64_t here = least(N, n - o);
-      for (int64_t j = 0; j < here; ++j, from += K) {
-        V v = from[0];
-        for (int k = 1; k < K; ++k) v = merge(from[k], v);
+#pragma omp simd
+      for (int64_t j = 0; j < here; ++j) {
+        V v = from[j * K];
+        for (int k = 1; k < K; ++k) v = merge(from[j * K + k], v);
         best[j] = v;
       }
       if (here == N)
@@ -544,7 +546,7 @@ private:
     const int64_t reach = (few - 1) * gap + (rows.rows - 1) * pitch + W * L;
     const S* x = rows.x + w.start;
     int64_t o = 0;
-    for (; o + few <= n && x + reach <= end_; o += few, x += few * gap) {
+    for (; o + few <= n && readable_.holds(x, reach); o += few, x += few * gap) {
       V folded[few][W * L + interleaved];
       Vec<V, L> seen[broad] = {};
       if (W == 1 && rows.rows > many_rows) {  // by turns, so that none waits for itself
@@ -681,7 +683,7 @@ private:
         const S* x = rows.x + s * rows.slab_pitch + r * rows.row_pitch + w.start;
         for (int64_t c = 0; c < w.taps; c += N) {
           int64_t k = c;
-          if (x + c + N <= end_)
+          if (readable_.holds(x + c, N))
             k += first_set(read_as<V, N>(x + c) == best);
           else
             while (k < w.taps && !(load_as<V>(x[k]) == best)) ++k;

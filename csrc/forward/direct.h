@@ -527,7 +527,7 @@ template <class R, class S, bool coded> struct DirectRows {
     const int64_t out = p.axes[p.n_axes - 1].out;
     const typename D::Carry carry(memory, out);
     const Edge edge(p, memory + D::Carry::bytes(p.tile));
-    if constexpr (common || D::bytes)
+    if constexpr (D::bytes)
       if (out <= narrow_lanes<V>) return strips<narrow_lanes<V>>(p, begin, end, carry, edge);
     strips<wide<V>>(p, begin, end, carry, edge);
   }
@@ -774,13 +774,11 @@ private:
     // What a vector reads: from the first tap of the first window to beyond the last of the last.
     const int64_t ahead = most(0, -row.origin);
     const int64_t reads = reach(last, lanes);
-    const S *first = reinterpret_cast<const S*>(p.x.data),
-            *end = reinterpret_cast<const S*>(readable_end(p, p.x, sizeof(S), Over::inputs));
+    const Readable readable(p, p.x, sizeof(S), Over::inputs);
     for (int r = 0; r < strip.n_rows; ++r) {
-      if (strip.rows[r] - ahead < first)
-        lo = most(lo, strip.step ? ceil_div(first - (strip.rows[r] - ahead), strip.step) : hi);
-      const int64_t room = end - strip.rows[r] - reads;
-      hi = room < 0 ? 0 : strip.step ? least(hi, room / strip.step + 1) : hi;
+      const Range rows = readable.rows(strip.rows[r], ahead, reads, strip.step, strip.count);
+      lo = most(lo, rows.lo);
+      hi = least(hi, rows.hi);
     }
     return {lo, hi};
   }

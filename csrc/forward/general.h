@@ -193,7 +193,7 @@ private:
   Coded<V> row_{}, everywhere_{},
       found_{};  // the folded row, windows at every position, those of the outputs
   V *parts_, *windows_ = nullptr;
-  const char* end_;  // of what vectors may read
+  const Readable readable_;
   const bool searches_;
   bool nan_ = true;                     // whether there may be one in the folded row
   UnsignedLike<V>* missing_ = nullptr;  // all bits of a value whose place is still to be found
@@ -233,7 +233,7 @@ private:
 
   Rows(const Problem& p, Scratch& scratch)
       : p_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)), codes_(p),
-        end_(readable_end(p, p.x, sizeof(V), Over::inputs)), searches_(searched(p)) {
+        readable_(p, p.x, sizeof(V), Over::inputs), searches_(searched(p)) {
     for (V*& buffer : buffers_) buffer = scratch.take<V>(input_length(p));
     row_.value = scratch.take<V>(row_length(p));
     found_.value = scratch.take<V>(row_length(p));
@@ -256,6 +256,7 @@ private:
     if constexpr (Collects<R>) {
       if (!collect(walk, rows, o0, o1)) return false;
     } else if (rows.count() == 0) {
+#pragma omp simd
       for (int64_t j = 0; j < n; ++j) found_.value[j] = R::init();
     } else {
       const Span in = touched(last, o0, o1);
@@ -353,8 +354,7 @@ private:
     nan_ = true;
     if (!keeps_codes() && rows.count() == 1 && in.from == first && in.to == last) {
       const V* x = input_.row(walk, rows.index(), in, row_.value);
-      if (x == row_.value || reinterpret_cast<const char*>(x + (in.to - in.from) * p_.lanes + N) <= end_)
-        return x;
+      if (x == row_.value || readable_.holds(x, (in.to - in.from) * p_.lanes + N)) return x;
     }
     const int64_t width = (in.to - in.from) * p_.lanes, at = (in.from - first) * p_.lanes;
     nan_ = false;
@@ -378,48 +378,53 @@ private:
     const V* values[group];
     Code base[group];
     int held = 0;
-    const int64_t exactly = width, vectors = ceil_div(width, N) * N;
+    const int64_t vectors = ceil_div(width, N) * N;
     bool past = true;  // whether vectors may read past the ends of these rows
     for (int64_t r = 0; r < rows.count(); ++r, rows.next()) {
       if (p_.stopped()) return false;
       values[held] = input_.row(walk, rows.index(), in, buffers_[held]);
-      past &= values[held] == buffers_[held] || reinterpret_cast<const char*>(values[held] + vectors) <= end_;
+      past &= values[held] == buffers_[held] || readable_.holds(values[held], vectors);
       base[held++] = keeps_codes() ? rows.code(p_.axes) : 0;
       if (held < group && r + 1 < rows.count()) continue;
-      width = past ? vectors : exactly;
+      const int64_t length = past ? vectors : width;
       if constexpr (coded) {
-        if (!searches_) fold_coded<R>(values, base, held, to, row_.code + at, width, r >= group);
+        if (!searches_) fold_coded<R>(values, base, held, to, row_.code + at, length, r >= group);
       }
       if constexpr (speculates)
         if (!nan_) {
-          fold_speculatively(values, held, to, width, r >= group, all);
+          fold_speculatively(values, held, to, width, past, r >= group, all);
           held = 0;
           continue;
         }
-      if (!keeps_codes()) fold<R>(values, held, to, width, r >= group);
+      if (!keeps_codes()) fold<R>(values, held, to, length, r >= group);
       held = 0;
     }
     return true;
   }
 
-  static void fold_speculatively(const V* const* rows, int n, V* to, int64_t width, bool go_on,
+  // `all` gets every element, and nothing that vectors read past the ends of the rows.
+  static void fold_speculatively(const V* const* rows, int n, V* to, int64_t width, bool past, bool go_on,
                                  Vec<V, N>& all) {
     const V *a = rows[0], *b = rows[n > 1], *c = rows[n > 2 ? 2 : 0], *d = rows[n > 3 ? 3 : 0];
     Vec<V, N> sum = all;
     const auto best_of = [&](auto count) {
-      int64_t j = 0;
-      for (; j + N <= width; j += N) {
-        const V* const from[] = {a, b, c, d};
+      const V* const from[] = {a, b, c, d};
+      const auto vector = [&](int64_t j, auto inside) __attribute__((always_inline)) {
         Vec<V, N> best = read<V, N>(a + j);
-        sum += best;
+        sum += inside(best);
         for (int k = 1; k < count; ++k) {
           const Vec<V, N> v = read<V, N>(from[k] + j);
-          sum += v;
+          sum += inside(v);
           best = merged<R, false>(v, best);
         }
         write(to + j, go_on ? merged<R, false>(best, read<V, N>(to + j)) : best);
+      };
+      int64_t j = 0;
+      for (; j + N <= width; j += N) vector(j, [](Vec<V, N> v) { return v; });
+      if (past && j < width) {
+        const auto kept = first_lanes<V, N>(width - j);
+        return vector(j, [kept](Vec<V, N> v) { return kept ? v : Vec<V, N>{}; });
       }
-      const V* const from[] = {a, b, c, d};
       for (; j < width; ++j)
         for (int k = 0; k < count; ++k) {
           sum[0] += from[k][j];
@@ -436,6 +441,7 @@ private:
   // What never wins, where windows reach over the ends of the input.
   void pad(int64_t first, int64_t from, int64_t to, int64_t end) const {
     const auto fill = [&](int64_t lo, int64_t hi) {
+#pragma omp simd
       for (int64_t j = (lo - first) * p_.lanes; j < (hi - first) * p_.lanes; ++j) row_.value[j] = R::init();
     };
     fill(first, least(from, end));
@@ -641,16 +647,20 @@ private:
     const auto divide = [&](V* from, int64_t n, int64_t by) {
       if constexpr (is_real<V>) {
         if (p.op == Op::lp) {
+#pragma omp simd
           for (int64_t j = 0; j < n; ++j) from[j] = from[j] / V(by) * V(taps);
           return powers(from, n, V(1 / p.norm));
         }
       }
       const Quotient<V> quotient(by);
       if (by == -1)  // the one quotient that can overflow
+#pragma omp simd
         for (int64_t j = 0; j < n; ++j) from[j] = Sum<V>::negated(from[j]);
       else if (quotient.multiplies)
+#pragma omp simd
         for (int64_t j = 0; j < n; ++j) from[j] *= quotient.inverse;
       else
+#pragma omp simd
         for (int64_t j = 0; j < n; ++j) from[j] = V(from[j] / quotient.by);
     };
     if (p.divisor) return divide(dst, (o1 - o0) * p.lanes, p.divisor);

@@ -133,7 +133,7 @@ template <class S, class A> struct IntegerAverages {
 private:
   const Problem& p_;
   const Input<S> input_;
-  const S* end_;  // of what vectors may read
+  const Readable readable_;
   const std::uint64_t largest_;
   S *buffers_[group], *out_;
   A *down_, *pairs_, *sums_, *found_;
@@ -177,9 +177,8 @@ private:
   }
 
   IntegerAverages(const Problem& q, char* memory)
-      : p_(q), input_(q, false),
-        end_(reinterpret_cast<const S*>(readable_end(q, q.x, sizeof(S), Over::inputs))),
-        largest_(largest_sum(q)), pair_(q.lanes), small_(is_small(q)), halving_(is_halving(q)) {
+      : p_(q), input_(q, false), readable_(q, q.x, sizeof(S), Over::inputs), largest_(largest_sum(q)),
+        pair_(q.lanes), small_(is_small(q)), halving_(is_halving(q)) {
     Scratch scratch(memory);
     for (S*& buffer : buffers_) buffer = scratch.take<S>(row_length(q));
     out_ = scratch.take<S>(q.tile * q.lanes + slack);
@@ -331,7 +330,7 @@ private:
     const int64_t whole = ceil_div(width, N) * N;
     bool own = false;
     for (const S* buffer : buffers_) own |= x == buffer;
-    return own || x + whole <= end_ ? whole : width / N * N;
+    return own || readable_.holds(x, whole) ? whole : width / N * N;
   }
 
   template <class F> void each(const S* a, const S* b, A* sum, int64_t width, F&& f) const {
@@ -455,7 +454,7 @@ private:
     const int64_t width = row.n * row.lanes;
     const S* x = reinterpret_cast<const S*>(row.data);
     const bool packed = row.packed(sizeof(S));
-    if (packed && lead_ == 0 && width >= whole_ && x + whole_ + 2 * N <= end_) return x;
+    if (packed && lead_ == 0 && width >= whole_ && readable_.holds(x, whole_ + 2 * N)) return x;
     S* to = buffers_[k];
     __builtin_memset(to, 0, std::size_t(lead_) * sizeof(S));
     if (packed)
@@ -542,6 +541,7 @@ private:
       for (int64_t c = 0; c < unit; ++c) to[c] = 0;
       const A* from = down_ + (a.starts[o] - first_) * unit;
       for (int64_t t = 0; t < a.counts[o]; ++t, from += unit)
+#pragma omp simd
         for (int64_t c = 0; c < unit; ++c) to[c] = A(to[c] + from[c]);
     }
     results([&](int64_t j) { return read<A, N>(found_ + j); }, outer, y);

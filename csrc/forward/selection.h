@@ -85,7 +85,10 @@ template <class V> Kernel pick(const Problem& p) {
     if (plain)
       if (const Kernel found = direct_engine<R, V, true>(p); found.run) return found;
   }
-  return kernel_of<Rows<R, true>>();
+  if constexpr (is_real<V>)
+    return kernel_of<Rows<R, true>>();
+  else
+    return kernel_of<Rows<Max<std::make_signed_t<V>>, true>>();
 }
 
 // Sums of long windows with stride 1 have an order of their own: the sliding engine takes them in every layout.

@@ -121,9 +121,9 @@ private:
   const Store<V> store_;
   V *in_, *sums_ = nullptr, *more_ = nullptr, *strip_, *out_, *by_, *outer_;
   C *in_codes_ = nullptr, *strip_codes_, *out_codes_;
-  const V* end_ = nullptr;  // of the input
-  int64_t loaded_ = -1;     // the unit whose rows lie in scratch
-  bool nan_ = false;        // in the rows loaded for it
+  const Readable readable_;
+  int64_t loaded_ = -1;  // the unit whose rows lie in scratch
+  bool nan_ = false;     // in the rows loaded for it
   C row_unit_, col_unit_;
   bool small_;        // 3 x 3
   bool even_ = true;  // all columns share the divisor
@@ -131,7 +131,8 @@ private:
   bool follow_;       // rows of results follow each other in memory, tile by tile
 
   Sliding(const Problem& p, char* memory)
-      : p_(p), cut_(p), input_(p, true), store_(storer<V>(p.y_type, true)) {
+      : p_(p), cut_(p), input_(p, true), store_(storer<V>(p.y_type, true)),
+        readable_(p, p.x, sizeof(V), Over::inputs) {
     Scratch scratch(memory);
     const int64_t tile = cut_.in_rows * most(N, cut_.pitch_most) + cut_.pitch_most + slack;
     in_ = scratch.take<V>(tile);
@@ -149,7 +150,6 @@ private:
     small_ = cut_.rows.kernel == 3 && cut_.cols.kernel == 3 && (R::picks || cut_.cols.step * p.lanes == 1);
     exact_ = p.x_type < Dtype::f16 && p.y_type < Dtype::f16;
     follow_ = cut_.tiles == 1 && cut_.chunks == 1 && follows(p, p.y, sizeof(V), Over::outputs);
-    end_ = reinterpret_cast<const V*>(readable_end(p, p.x, sizeof(V), Over::inputs));
     const bool positions = p.extra == Extra::index64;
     row_unit_ = C(positions ? cut_.rows.step * cut_.cols.size : cut_.cols.kernel);
     col_unit_ = C(positions ? cut_.cols.step : 1);
@@ -271,7 +271,7 @@ private:
       if constexpr (can_be_nan) seen |= v != v;
       return v;
     };
-    if (from != to && from + n + N <= end_) {  // reads beyond the row, but not beyond the array
+    if (from != to && readable_.holds(from, n + N)) {  // reads beyond the row, but not beyond the array
       for (int64_t j = 0; j < n; j += N) write(to + j, look(read<V, N>(from + j)));
       return;
     }

@@ -287,10 +287,15 @@ bool borrows(int workers) {
   if (workers < 2 || !has_team.load(std::memory_order_acquire) || forked.load() || getpid() != gettid() ||
       team.inside() || team.most() != workers)
     return false;
-  static std::atomic<int> granted{1}, refused{std::numeric_limits<int>::max()};  // the most, and the fewest
-  if (workers <= granted.load() || workers >= refused.load()) return workers <= granted.load();
-  (grants_threads(workers - 1) ? granted : refused).store(workers);
-  return workers <= granted.load();
+  static std::atomic<int> team_of{1},
+      refused{std::numeric_limits<int>::max()};  // the last, the fewest refused
+  if (workers >= refused.load()) return false;
+  if (workers > team_of.load() && !grants_threads(workers - 1)) {
+    refused.store(workers);
+    return false;
+  }
+  team_of.store(workers);  // a smaller team ends the other threads
+  return true;
 #else
   return false;
 #endif
