@@ -30,11 +30,9 @@ inline float power(float x, float p) {
 // Powers of a row. The common ones are loops of their own, which run on vectors.
 template <class V> void powers(V* x, int64_t n, V p) {
   if (p == 2)
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) x[j] *= x[j];
+    in_vectors(n, [&](int64_t j) { x[j] *= x[j]; });
   else if (p == V(0.5))
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) x[j] = std::sqrt(x[j]);
+    in_vectors(n, [&](int64_t j) { x[j] = std::sqrt(x[j]); });
   else if (p != 1)
     for (int64_t j = 0; j < n; ++j) x[j] = std::pow(x[j], p);
 }
@@ -53,8 +51,7 @@ template <class T, class F> inline bool each_run(const Row& row, F&& f) {
 
 template <class T, class F> inline void each(const Row& row, F&& f) {
   const bool even = each_run<T>(row, [&](T* data, int64_t n, int64_t first) __attribute__((always_inline)) {
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) f(data[j], first + j);
+    in_vectors(n, [&](int64_t j) { f(data[j], first + j); });
   });
   if (even) return;
   const bool single = row.lanes == 1;

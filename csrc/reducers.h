@@ -4,8 +4,7 @@
 
 #include <limits>
 
-#include "numbers.h"
-#include "plan.h"
+#include "simd.h"
 
 namespace ndpool {
 namespace {
@@ -53,13 +52,11 @@ inline bool reordered(const Problem& p) { return p.op == Op::min || is_unsigned(
 template <class V> inline void reorder(const Problem& p, V* row, int64_t n) {
   if (!reordered(p)) return;
   if constexpr (is_real<V>) {
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) row[j] = -row[j];
+    in_vectors(n, [&](int64_t j) { row[j] = -row[j]; });
   } else {
     const V bits =
         V((p.op == Op::min ? V(~V(0)) : V(0)) ^ (is_unsigned(p) ? std::numeric_limits<V>::lowest() : V(0)));
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) row[j] = V(row[j] ^ bits);
+    in_vectors(n, [&](int64_t j) { row[j] = V(row[j] ^ bits); });
   }
 }
 
@@ -107,10 +104,7 @@ template <class R> void fold(const typename R::V* const* rows, int n, typename R
                              int64_t length, bool go_on) {
   using V = typename R::V;
   const V *a = rows[0], *b = rows[n > 1], *c = rows[n > 2 ? 2 : 0], *d = rows[n > 3 ? 3 : 0];
-  const auto each = [&](auto f) {
-#pragma omp simd
-    for (int64_t j = 0; j < length; ++j) dst[j] = f(j);
-  };
+  const auto each = [&](auto f) { in_vectors(length, [&](int64_t j) { dst[j] = f(j); }); };
   const auto two = [=](int64_t j, V v) { return R::merge(b[j], R::merge(a[j], v)); };
   if (go_on) {
     if (n == 1) return each([=](int64_t j) { return R::merge(a[j], dst[j]); });
@@ -132,13 +126,10 @@ template <class R> void fold_coded(const typename R::V* const* rows, const Code*
     const typename R::V* a = rows[r];
     const Code code = codes[r];
     if (r == 0 && !go_on) {
-#pragma omp simd
-      for (int64_t j = 0; j < length; ++j) dst[j] = a[j];
-#pragma omp simd
-      for (int64_t j = 0; j < length; ++j) at[j] = code;
+      in_vectors(length, [&](int64_t j) { dst[j] = a[j]; });
+      in_vectors(length, [&](int64_t j) { at[j] = code; });
     } else {
-#pragma omp simd
-      for (int64_t j = 0; j < length; ++j) merge_coded<R>(a[j], code, dst[j], at[j]);
+      in_vectors(length, [&](int64_t j) { merge_coded<R>(a[j], code, dst[j], at[j]); });
     }
   }
 }

@@ -14,7 +14,8 @@
 #include <immintrin.h>
 #endif
 
-#include "reducers.h"
+#include "numbers.h"
+#include "plan.h"
 
 namespace ndpool {
 namespace {
@@ -66,6 +67,13 @@ template <class V> constexpr int length_of = sizeof(V) / sizeof(Element<V>);
 // Lanes of the widest vector, and of a narrow one for short rows.
 template <class T> constexpr int wide = vector_bytes / int(sizeof(T));
 template <class T> constexpr int narrow_lanes = (vector_bytes > 16 ? vector_bytes / 2 : 16) / int(sizeof(T));
+
+// Calls f with 0, 1, ... n - 1, in vectors: no call may depend on another. Other loops over single elements are compiled
+// as they are, because most of them are short.
+template <class F> __attribute__((always_inline)) inline void in_vectors(int64_t n, F&& f) {
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) f(j);
+}
 
 template <class T, int N> inline Vec<T, N> read(const T* p) {
   Vec<T, N> v;

@@ -5,6 +5,7 @@
 
 #include "convert.h"
 #include "memory.h"
+#include "reducers.h"
 
 namespace ndpool {
 namespace {

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ndpool
-from ndpool import _cli, _config, _examples
+from ndpool import _cli, _examples
 from ndpool._cli import main
 from ndpool._picture import pool_picture
 
@@ -123,7 +123,7 @@ def test_version_without_metadata(monkeypatch, capsys):
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(_config, "version", missing)
+    monkeypatch.setattr("ndpool._config.version", missing)
     assert main(["info"]) == 0
     assert capsys.readouterr().out == f"{ndpool.show_config()}\n"
     with pytest.raises(SystemExit):

@@ -91,9 +91,10 @@ private:
     // The output of which the tile's first input is at the last tap but (kernel - stride)
     first_ = last.stride == 2 ? floor_div(i0 - last.origin, 2) : i0 - last.origin;
     out_ = last.out;
-#pragma omp simd
-    for (int64_t j = -margin; j < held_ - margin; ++j)
+    in_vectors(held_, [this](int64_t k) {
+      const int64_t j = k - margin;
       invalid_[j] = first_ + j >= 0 && first_ + j < out_ ? C(0) : ~C(0);
+    });
     step_ = last.step;
     whole_ = last.kernel == 2 && last.stride == 2 && step_ == 1 && !shift_ && first_ >= 0 &&
              2 * (out_ - first_) >= width_;

@@ -249,8 +249,7 @@ private:
         fill(taps_[a] + j, n, Place(w.taps));
       }
       Place* __restrict to = at_ + j;
-#pragma omp simd
-      for (int64_t k = 0; k < n; ++k) to[k] = column_at_[k] + Place(at);
+      in_vectors(n, [&](int64_t k) { to[k] = column_at_[k] + Place(at); });
       std::memcpy(lead_[last_] + j, column_lead_, size_t(n) * sizeof(Place));
       if (reaches)
         std::memcpy(taps_[last_] + j, column_taps_, size_t(n) * sizeof(Place));
@@ -260,8 +259,7 @@ private:
   }
 
   static void fill(Place* to, int64_t n, Place value) {
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) to[j] = value;
+    in_vectors(n, [&](int64_t j) { to[j] = value; });
   }
 
   void add(const Part& part, int64_t plane, void* sums, char* results) {

@@ -180,8 +180,7 @@ private:
     for (int64_t unit = 0; unit < count && !p_.stopped(); ++unit, walk.next()) {
       if (walk.tile_begin() != tile_ || walk.last().table_stride) enter_tile();
       around.covers(walk);
-#pragma omp simd
-      for (int64_t j = 0; j < width_; ++j) row_[j] = V(0);
+      in_vectors(width_, [&](int64_t j) { row_[j] = V(0); });
       for (int64_t r = 0; r < around.count(); ++r, around.next()) {
         Slab slab{0, 0, 0, 0, 1};
         for (int a = 0; a + 2 < p_.n_axes; ++a) {
@@ -190,8 +189,7 @@ private:
           slab.share *= share(walk.axis(a), around.index()[a]);
         }
         spread(slab, around.index()[p_.n_axes - 2], kept_);
-#pragma omp simd
-        for (int64_t j = 0; j < width_; ++j) row_[j] += kept_[j];
+        in_vectors(width_, [&](int64_t j) { row_[j] += kept_[j]; });
       }
       const V* sums = row_;
       add(&sums, 1, walk.row(p_.y, tile_, walk.tile_end()).data, width_, 0);
@@ -523,14 +521,11 @@ private:
            stride, p_.aux.lane, columns_.real_hi - columns_.real_lo, p_.lanes},
           norms_);
     if (p_.norm == 2)
-#pragma omp simd
-      for (int64_t j = 0; j < n; ++j) raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] / norms_[j];
+      in_vectors(n, [&](int64_t j) { raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] / norms_[j]; });
     else
       for (int64_t j = 0; j < n; ++j)
         raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] * power(norms_[j], V(1 - p_.norm));
-    if (!uniform_)
-#pragma omp simd
-      for (int64_t j = 0; j < n; ++j) raw_[j] *= taps_;
+    if (!uniform_) in_vectors(n, [&](int64_t j) { raw_[j] *= taps_; });
   }
 
   int64_t row_share(int64_t o) const {

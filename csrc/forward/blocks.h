@@ -369,8 +369,7 @@ private:
     write_as<L, R::picks, S, V>(y, best);
   }
   void put_some(const V* best, int64_t n, V by, S* y) const {
-#pragma omp simd
-    for (int64_t j = 0; j < n; ++j) y[j] = store_as<S>(R::picks ? best[j] : mean(best[j], by));
+    in_vectors(n, [&](int64_t j) { y[j] = store_as<S>(R::picks ? best[j] : mean(best[j], by)); });
   }
 
   // Windows of K columns, for K that vectors can be halved by.
@@ -498,12 +497,11 @@ private:
     V best[N];
     for (int64_t o = 0; o < n; o += N, from += N * K) {
       const int64_t here = least(N, n - o);
-#pragma omp simd
-      for (int64_t j = 0; j < here; ++j) {
+      in_vectors(here, [&](int64_t j) {
         V v = from[j * K];
         for (int k = 1; k < K; ++k) v = merge(from[j * K + k], v);
         best[j] = v;
-      }
+      });
       if (here == N)
         put<N>(read<V, N>(best), by, y + o);
       else

@@ -256,8 +256,7 @@ private:
     if constexpr (Collects<R>) {
       if (!collect(walk, rows, o0, o1)) return false;
     } else if (rows.count() == 0) {
-#pragma omp simd
-      for (int64_t j = 0; j < n; ++j) found_.value[j] = R::init();
+      in_vectors(n, [found = found_.value](int64_t j) { found[j] = R::init(); });
     } else {
       const Span in = touched(last, o0, o1);
       const int64_t first = last.regular() ? begin_of(last, o0) : in.from;
@@ -441,8 +440,8 @@ private:
   // What never wins, where windows reach over the ends of the input.
   void pad(int64_t first, int64_t from, int64_t to, int64_t end) const {
     const auto fill = [&](int64_t lo, int64_t hi) {
-#pragma omp simd
-      for (int64_t j = (lo - first) * p_.lanes; j < (hi - first) * p_.lanes; ++j) row_.value[j] = R::init();
+      V* const pads = row_.value + (lo - first) * p_.lanes;
+      in_vectors((hi - lo) * p_.lanes, [pads](int64_t j) { pads[j] = R::init(); });
     };
     fill(first, least(from, end));
     fill(most(to, first), end);
@@ -647,21 +646,17 @@ private:
     const auto divide = [&](V* from, int64_t n, int64_t by) {
       if constexpr (is_real<V>) {
         if (p.op == Op::lp) {
-#pragma omp simd
-          for (int64_t j = 0; j < n; ++j) from[j] = from[j] / V(by) * V(taps);
+          in_vectors(n, [&](int64_t j) { from[j] = from[j] / V(by) * V(taps); });
           return powers(from, n, V(1 / p.norm));
         }
       }
       const Quotient<V> quotient(by);
       if (by == -1)  // the one quotient that can overflow
-#pragma omp simd
-        for (int64_t j = 0; j < n; ++j) from[j] = Sum<V>::negated(from[j]);
+        in_vectors(n, [&](int64_t j) { from[j] = Sum<V>::negated(from[j]); });
       else if (quotient.multiplies)
-#pragma omp simd
-        for (int64_t j = 0; j < n; ++j) from[j] *= quotient.inverse;
+        in_vectors(n, [&](int64_t j) { from[j] *= quotient.inverse; });
       else
-#pragma omp simd
-        for (int64_t j = 0; j < n; ++j) from[j] = V(from[j] / quotient.by);
+        in_vectors(n, [&](int64_t j) { from[j] = V(from[j] / quotient.by); });
     };
     if (p.divisor) return divide(dst, (o1 - o0) * p.lanes, p.divisor);
     const Axis& last = walk.last();

@@ -8,7 +8,7 @@
 // So the order of additions depends on the number of taps alone.
 #pragma once
 
-#include "simd.h"
+#include "reducers.h"
 
 namespace ndpool {
 namespace {
@@ -229,13 +229,11 @@ template <class R> void window_alone(const typename R::V* x, int64_t taps, int64
   for (int64_t first = 0; first < taps; first += sum_block, x += sum_block * unit) {
     const int64_t here = least(sum_block, taps - first), all = here * unit;
     const int64_t block = (here < long_sum ? 1 : interleaved) * unit;
-#pragma omp simd
-    for (int64_t j = 0; j < block; ++j) work[j] = x[j];
+    in_vectors(block, [&](int64_t j) { work[j] = x[j]; });
     for (int64_t at = block; at < all; at += block) add(x + at, work, least(block, all - at));
     for (int64_t n = block / 2; n >= unit; n /= 2) add(work + n, work, n);
     if (first == 0)
-#pragma omp simd
-      for (int64_t c = 0; c < unit; ++c) dst[c] = work[c];
+      in_vectors(unit, [&](int64_t c) { dst[c] = work[c]; });
     else
       add(work, dst, unit);
   }
@@ -359,15 +357,12 @@ template <class R> void coded_windows_everywhere(const Coded<typename R::V>& x, 
     const Code* code = x.code + first;
     V* best = dst.value + first;
     Code* at = dst.code + first;
-#pragma omp simd
-    for (int64_t j = 0; j < block; ++j) best[j] = value[j];
-#pragma omp simd
-    for (int64_t j = 0; j < block; ++j) at[j] = code[j];
+    in_vectors(block, [&](int64_t j) { best[j] = value[j]; });
+    in_vectors(block, [&](int64_t j) { at[j] = code[j]; });
     for (int64_t t = 1; t < kernel; ++t) {
       value += tap;
       code += tap;
-#pragma omp simd
-      for (int64_t j = 0; j < block; ++j) merge_column<R>(value[j], code[j] + Code(t), best[j], at[j]);
+      in_vectors(block, [&](int64_t j) { merge_column<R>(value[j], code[j] + Code(t), best[j], at[j]); });
     }
   }
 }

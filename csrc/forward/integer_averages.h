@@ -541,8 +541,7 @@ private:
       for (int64_t c = 0; c < unit; ++c) to[c] = 0;
       const A* from = down_ + (a.starts[o] - first_) * unit;
       for (int64_t t = 0; t < a.counts[o]; ++t, from += unit)
-#pragma omp simd
-        for (int64_t c = 0; c < unit; ++c) to[c] = A(to[c] + from[c]);
+        in_vectors(unit, [&](int64_t c) { to[c] = A(to[c] + from[c]); });
     }
     results([&](int64_t j) { return read<A, N>(found_ + j); }, outer, y);
   }
