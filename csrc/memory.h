@@ -1,6 +1,6 @@
 // The edges of memory: how far a vector may read or write past the end of a row. Every engine asks here.
-//   Reading: up to the end of the whole array, where its strides rise. What lies between two rows of a view is read
-//   and thrown away.
+//   Reading: from the beginning of the whole array to its end, where its strides rise (Readable). What lies between two rows
+//   of a view is read and thrown away.
 //   Writing: past the end of a row only where the next element in memory is the next result of the same worker, which
 //   overwrites it later. An engine says how many results its worker still has to write; `follows` says whether they
 //   lie in memory as they are written.

@@ -64,7 +64,7 @@ template <class T, int N> using Vec = typename VecOf<T, N>::type;
 template <class V> using Element = std::remove_cvref_t<decltype(std::declval<V>()[0])>;
 template <class V> constexpr int length_of = sizeof(V) / sizeof(Element<V>);
 
-// Lanes of the widest vector, and of a narrow one for short rows.
+// Lanes of the widest vector, and of a narrow one for short rows of bytes.
 template <class T> constexpr int wide = vector_bytes / int(sizeof(T));
 template <class T> constexpr int narrow_lanes = (vector_bytes > 16 ? vector_bytes / 2 : 16) / int(sizeof(T));
 

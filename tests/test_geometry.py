@@ -5,7 +5,7 @@ PyTorch's windows and divisors are found from the max pooling of a ramp and the 
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -276,6 +276,54 @@ def test_all_windows_at_once():
             window = plan.window(o)
             assert window.taps == count, (size, k, s, d, o)
             assert not count or window.start == start, (size, k, s, d, o)
+
+
+def small_plans():
+    """Regular axes and parts of them, with padding on both sides, dilation and ceil mode; adaptive ones."""
+    for size, k, s, d, ceil in product((1, 5, 12), range(1, 8), range(1, 5), range(1, 4), (False, True)):
+        for p in range(k // 2 + 1):
+            try:
+                plan = axis(size, k, s, p, d, ceil)
+            except ValueError:
+                continue
+            yield plan
+            yield plan.cut(plan.out // 3, plan.out)[0]
+    for size, out in product((1, 5, 12), range(1, 15)):
+        yield geometry.adaptive("f", (size,), out).axes[0]
+
+
+def test_tables_say_what_windows_say():
+    """First inputs, taps, their numbers and divisors; for each input its outputs and its tap in them."""
+    for plan in small_plans():
+        inside = plan.trimmed()
+        assert inside.tap_range() == (0, inside.kernel), plan
+        first = [inside.origin + o * plan.stride for o in range(plan.out)]
+        if plan.starts is not None:
+            first = plan.starts.tolist()
+        for o, (start, taps, lead, share) in enumerate(plan.table().tolist()):
+            window = plan.window(o)
+            assert inside.window(o)[1:3] == window[1:3], (plan, o)
+            assert (taps, share) == (window.taps, max(1, window.share)), (plan, o)
+            assert not taps or (start == window.start == first[o] + lead * plan.step), (plan, o)
+        table, spacing, decrease = plan.transposed_table()
+        for i, (o, count, tap, _) in enumerate(table.tolist()):
+            contain = [o + n * spacing for n in range(count)]
+            assert contain == [o for o in range(plan.out) if i in taps_of(plan.window(o))], (plan, i)
+            for n, output in enumerate(contain if plan.regular else contain[:1]):
+                assert i == first[output] + (tap - n * decrease) * plan.step, (plan, i, output)
+
+
+def test_divided_windows():
+    """Adjacent pieces of every window, none of them empty."""
+    for size, out, n in product((13, 24), (1, 2, 3), (2, 3, 4)):
+        plan = geometry.adaptive("f", (size,), out).axes[0]
+        cut = plan.divided(n)
+        assert cut is not None
+        pieces = [taps_of(cut.window(o)) for o in range(cut.out)]
+        assert all(pieces)
+        for o in range(out):
+            assert [*chain(*pieces[o * n : o * n + n])] == taps_of(plan.window(o)), (size, out, n)
+    assert geometry.adaptive("f", (4,), 2).axes[0].divided(3) is None
 
 
 def test_windows_of_each_plane_are_transposed_plane_by_plane():

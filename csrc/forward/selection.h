@@ -87,7 +87,7 @@ template <class V> Kernel pick(const Problem& p) {
   }
   if constexpr (is_real<V>)
     return kernel_of<Rows<R, true>>();
-  else
+  else  // unsigned ones are reordered
     return kernel_of<Rows<Max<std::make_signed_t<V>>, true>>();
 }
 

@@ -287,14 +287,14 @@ bool borrows(int workers) {
   if (workers < 2 || !has_team.load(std::memory_order_acquire) || forked.load() || getpid() != gettid() ||
       team.inside() || team.most() != workers)
     return false;
-  static std::atomic<int> team_of{1},
-      refused{std::numeric_limits<int>::max()};  // the last, the fewest refused
+  static std::atomic<int> current{1};                                // the size of the team now
+  static std::atomic<int> refused{std::numeric_limits<int>::max()};  // the smallest team that was refused
   if (workers >= refused.load()) return false;
-  if (workers > team_of.load() && !grants_threads(workers - 1)) {
+  if (workers > current.load() && !grants_threads(workers - 1)) {
     refused.store(workers);
     return false;
   }
-  team_of.store(workers);  // a smaller team ends the other threads
+  current.store(workers);  // the library ends the threads that a smaller team does not need
   return true;
 #else
   return false;

@@ -102,7 +102,8 @@ class AxisPlan:
         front, kernel = self.tap_range()
         if kernel == self.kernel:
             return self
-        return replace(self, kernel=kernel, origin=self.origin + front * self.step)
+        counted = None if self.counted is None else (0, kernel)
+        return replace(self, kernel=kernel, origin=self.origin + front * self.step, counted=counted)
 
     def table(self) -> NDArray[np.int64]:
         """One row per window: first input, number of taps, number of the first tap, share of the divisor.
@@ -124,7 +125,8 @@ class AxisPlan:
     def transposed_table(self) -> tuple[NDArray[np.int64], int, int]:
         """One row per input: first output that contains it, how many do, its tap in the first one, 0.
 
-        Then the spacing of these outputs, and by how much the tap decreases from one to the next.
+        Then the spacing of these outputs, and by how much the tap decreases from one to the next on a regular
+        axis; on others taps follow from the first inputs of windows.
         """
         inside = self.trimmed()
         back = inside.transposed()

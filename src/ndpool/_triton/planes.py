@@ -161,7 +161,10 @@ def rows_of_channels(axes: tuple[AxisPlan, ...], layout: Layout) -> int:
 def kind_of_planes(
     plan: Plan, axes: tuple[int, ...], shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> str | None:
-    """ "contiguous" or "channels-last" if windows are whole planes, whose kernels cut them as needed."""
+    """Which planes windows are, if whole ones, whose kernels cut them as needed.
+
+    "contiguous", "channels-last", or None for other windows.
+    """
     if any(a.out != 1 for a in plan.axes):
         return None
     outs = tuple(1 if a in axes else n for a, n in enumerate(shape))
