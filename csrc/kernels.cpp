@@ -2,9 +2,10 @@
 // set's flags. Everything below has internal linkage, so that no function compiled for a newer processor can take the
 // place of its namesake elsewhere.
 //
-// Forward:   by the types of the arrays (forward/selection.h); side_by_side (any window of short rows, by another engine)
+// Forward:   by the types of the arrays (forward/selection.h); side_by_side (any window of short rows, by another engine);
+//            norms (Lp pooling, by those of sums)
 // Backward:  max_rows (windows of 2 and 3), max_channels_last (small windows, many channels) and scatter (any window) for
-//            max and min; fill (whole planes) and sum_rows (any window) for sums, averages and norms; side_by_side (sums
+//            max and min; fill (whole planes) and sum_rows (any window) for sums and averages; norms; side_by_side (sums
 //            of short rows)
 #include "kernels.h"
 
@@ -12,6 +13,7 @@
 
 #include "backward/selection.h"
 #include "forward/types.h"
+#include "norms.h"
 #include "side_by_side.h"
 
 #define NDPOOL_TEXT(a) NDPOOL_QUOTE(a)
@@ -61,16 +63,37 @@ bool slow_along(std::string_view engine, const Problem& p) {
          (halves ? 2 : 1) * p.planes >= lanes;
 }
 
-Kernel forward(const Problem& p) {
+Kernel forward_of(const Problem& p) {
   const Kernel along = along_rows(p);
   return slow_along(along.engine, p) && SideBySide<Over::outputs>::serves(p)
              ? kernel_of<SideBySide<Over::outputs>>()
              : along;
 }
 
-Kernel backward(const Problem& p) {
+Kernel backward_of(const Problem& p) {
   using Planes = SideBySide<Over::inputs>;
   return short_sums(p) && Planes::serves(p) ? kernel_of<Planes>() : backward_along(p);
+}
+
+template <class V, Over work> Kernel Norms<V, work>::chosen(const Problem& inner) {
+  return work == Over::outputs ? forward_of(inner) : backward_of(inner);
+}
+
+Kernel forward(const Problem& p) {
+  if (p.op == Op::lp) {
+    const bool single = p.x_type >= Dtype::f16 && p.x_type <= Dtype::f32 && p.y_type != Dtype::f64;
+    const Kernel found = single ? first_serving<Norms<float, Over::outputs>>(p)
+                                : first_serving<Norms<double, Over::outputs>>(p);
+    if (found.run) return found;
+  }
+  return forward_of(p);
+}
+
+Kernel backward(const Problem& p) {
+  if (p.op == Op::lp)
+    return p.x_type == Dtype::f64 ? kernel_of<Norms<double, Over::inputs>>()
+                                  : kernel_of<Norms<float, Over::inputs>>();
+  return backward_of(p);
 }
 
 }  // namespace

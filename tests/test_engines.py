@@ -445,3 +445,50 @@ def test_gradients_of_disjoint_windows(isa, dtype, last):
             (want,) = torch.autograd.grad(torch.nn.functional.max_pool2d(x, *args), x, up)
             assert torch.equal(grad, want), (shape, args)
             assert not torch.signbit(grad[grad == 0]).any()
+
+
+BOXES = [  # planes, rows and channels that are pooled in several pieces
+    ((1, 2, 300, 401), (3, 2)),
+    ((1, 1, 257, 700), (5, 1)),
+    ((2, 1, 64, 3000), (4, 3)),
+    ((1, 1, 3, 90_000), ((2, 7), (1, 2))),
+    ((1, 640, 40, 24), (7, 2)),
+    ((30, 20, 17, 19), (3, 2)),
+]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_norms(isa, dtype, last):
+    """Values and gradients of L2 pooling, in ceil mode too, for arrays of several boxes."""
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 2e-3}[dtype]
+    for (shape, args), ceil in product(BOXES, (False, True)):
+        x = data(shape, dtype, last, False).abs()
+        want = torch.nn.functional.lp_pool2d(truth := x.double().requires_grad_(), 2.0, *args, ceil)
+        grad = data(want.shape, dtype, last, False)
+        (slope,) = torch.autograd.grad(want, truth, grad.double())
+        got = ndpool.lp_pool2d(leaf := x.requires_grad_(), 2.0, *args, ceil)
+        (found,) = torch.autograd.grad(got, leaf, grad)
+        torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+        magnitude = slope.abs().max().item()
+        torch.testing.assert_close(found.double(), slope, rtol=8 * tolerance, atol=tolerance * magnitude)
+
+
+@pytest.mark.parametrize("args", [(5, 1), (3, 2), ((1, 40), (1, 3)), (7, 4)], ids=str)
+def test_norms_do_not_depend_on_boxes(isa, args):
+    """The same bits for a part of an array, for other layouts and for every number of threads."""
+    x = torch.rand((3, 300, 500), generator=torch.Generator().manual_seed(1))
+    kernel, stride = ((n, n) if isinstance(n, int) else n for n in args)
+    want = ndpool.lp_pool2d(x, 2.0, kernel, stride)
+    first = [4 * s for s in stride]
+    part = ndpool.lp_pool2d(x[1:2, first[0] : 60, first[1] : 90], 2.0, kernel, stride)
+    rows, columns = part.shape[1:]
+    assert torch.equal(part, want[1:2, 4 : 4 + rows, 4 : 4 + columns])
+    channels = x.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    assert torch.equal(ndpool.lp_pool2d(channels, 2.0, kernel, stride), want)
+    before = ndpool.get_num_threads()
+    try:
+        ndpool.set_num_threads(3)
+        assert torch.equal(ndpool.lp_pool2d(x, 2.0, kernel, stride), want)
+    finally:
+        ndpool.set_num_threads(before)

@@ -31,7 +31,9 @@ def image(*shape, dtype=np.float32, last=False):
 def backward(reduce, plan, x, axes=(2, 3)):
     """The gradient of a pool, for use with `explain`."""
     if not REDUCTIONS[reduce].has_index:
-        return passes.backward(reduce, plan, np.ones((*x.shape[:2], *plan.out), x.dtype), axes)
+        grad = np.ones((*x.shape[:2], *plan.out), x.dtype)
+        saved = {"norm": 2.0, "x": x, "y": grad} if reduce == "lp" else {}
+        return passes.backward(reduce, plan, grad, axes, **saved)
     y, offsets = passes.with_offsets(reduce, plan, x, axes)
     return passes.backward(reduce, plan, np.ones_like(y), axes, offsets=offsets)
 
@@ -54,6 +56,7 @@ FORWARD = {
     "integers": (OWN, lambda: (ndpool.avg_pool2d, image(1, 2, 40, 50, dtype=np.uint8), 3, 1, 1)),
     "rows": (SETS, lambda: (ndpool.avg_pool2d, image(1, 2, 40, 50), 5, 3)),
     "side_by_side": (SETS, lambda: (ndpool.avg_pool2d, image(8, 8, 20, 20), 5, 3)),
+    "norms": (SETS, lambda: (ndpool.lp_pool2d, image(2, 3, 64, 96), 2.0, 3, 2)),
 }
 BACKWARD = {
     "max_backward": (OWN, lambda x: backward("max", windows((24, 40), 3, 2, 1), x)),
@@ -65,6 +68,7 @@ BACKWARD = {
     "sum_backward": (SETS, lambda x: backward("avg", windows((24, 40), 3, 2, 1), x)),
     "fill": (SETS, lambda x: backward("avg", adaptive("f", (24, 40), (1, 1)), x)),
     "side_by_side": (SETS, lambda x: backward("avg", windows((24, 20), 3, 2, 1), x[..., :20])),
+    "norms": (SETS, lambda x: backward("lp", windows((24, 40), 3, 2, 1), x)),
 }
 
 

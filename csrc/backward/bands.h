@@ -20,7 +20,7 @@ inline void add_row_axis(Problem& p) {
   p.axes[0] = single_axis(planes ? p.lead_shape[--p.n_lead] : 1);
   p.planes /= p.axes[0].size;
   p.n_axes = 2;
-  for (Array* array : {&p.x, &p.y, &p.extra_array, &p.aux}) {
+  for (Array* array : {&p.x, &p.y, &p.extra_array}) {
     array->pooled[1] = array->pooled[0];
     array->pooled[0] = planes ? array->lead[p.n_lead] : 0;
   }
@@ -34,7 +34,7 @@ inline void merge_planes(Problem& p) {
   if (!a.regular() || a.step != 1 || a.origin != 0 || a.kernel != a.stride || a.size != a.out * a.stride ||
       a.uncropped != a.kernel || p.axes[1].table_stride)
     return;
-  for (const Array* array : {&p.x, &p.extra_array, &p.aux, &p.y})
+  for (const Array* array : {&p.x, &p.extra_array, &p.y})
     if (array->data && array->lead[p.n_lead - 1] != array->pooled[0] * (array == &p.y ? a.size : a.out))
       return;
   a.size *= n;
@@ -122,6 +122,16 @@ inline int64_t most_covers(const Axis& a, int64_t planes) {
   return n;
 }
 
+// The share of all windows of an axis, or 0 where they differ.
+inline int64_t common_share(const Axis& a) {
+  if (a.table_stride || a.out == 0) return 0;
+  const int64_t n = share(a, 0);
+  if (a.regular()) return n == a.uncropped && share(a, a.out - 1) == n ? n : 0;
+  for (int64_t o = 1; o < a.out; ++o)
+    if (a.counts[o] != n) return 0;
+  return n;
+}
+
 // Whether the gradients of a plane lie in memory without gaps.
 inline bool packed_planes(const Problem& p) {
   int64_t pitch = size_of(p.y_type);
@@ -131,7 +141,7 @@ inline bool packed_planes(const Problem& p) {
 // Slabs of outputs around the walk's slab of inputs, in rising order: where they begin (in bytes), the code of their
 // first tap and what their axes contribute to divisors.
 struct Slab {
-  int64_t grad, extra, aux, code, share;
+  int64_t grad, extra, code, share;
 };
 
 inline int64_t most_slabs(const Problem& p) {
@@ -142,7 +152,7 @@ inline int64_t most_slabs(const Problem& p) {
 
 inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* slabs) {
   int n = 1;
-  slabs[0] = {0, 0, 0, 0, 1};
+  slabs[0] = {0, 0, 0, 1};
   for (int a = 0; a + 2 < p.n_axes; ++a) {
     const Axis& axis = walk.axis(a);
     const Cover cover(axis, walk.at(a));
@@ -152,8 +162,7 @@ inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* 
       for (int64_t o = cover.lo; o < cover.hi; ++o)
         if (cover.holds(o))
           made[m++] = {slabs[k].grad + o * p.x.pooled[a], slabs[k].extra + o * p.extra_array.pooled[a],
-                       slabs[k].aux + o * p.aux.pooled[a], slabs[k].code * axis.kernel + cover.tap(o),
-                       slabs[k].share * share(axis, o)};
+                       slabs[k].code * axis.kernel + cover.tap(o), slabs[k].share * share(axis, o)};
     for (int k = 0; k < m; ++k) slabs[k] = made[k];
     n = m;
   }

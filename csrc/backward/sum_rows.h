@@ -1,7 +1,7 @@
-// The backward of sums, averages and Lp norms, for any window. Each row of output gradients is divided by its windows'
-// sizes (for a norm, by its result) and spread over the columns once; every input row is then the sum of the spread rows
-// of the windows that hold it. So an input adds up along the last axis first and over the rows, in rising order, after:
-// the same order for all threads and tiles. The gradient of a norm still lacks the factor x^(p - 1) of its input.
+// The backward of sums and averages, for any window. Each row of output gradients is divided by its windows' sizes and
+// spread over the columns once; every input row is then the sum of the spread rows of the windows that hold it. So an
+// input adds up along the last axis first and over the rows, in rising order, after: the same order for all threads and
+// tiles.
 //
 // Some windows have a way of their own: 3 x 3 with stride 1, which stays in registers (the gradients of Inception's
 // average pooling, (8, 192, 35, 35), take 2.4 times as long without it), 2 x 2 side by side, and all windows side by side
@@ -32,7 +32,7 @@ public:
   static constexpr const char* engine = "sum_backward";
 
   static void prepare(Problem& p) {
-    if (p.op == Op::sum) join_axes(p);
+    join_axes(p);
     merge_planes(p);
     add_row_axis(p);
     const Sizes s = sizes(p);
@@ -80,7 +80,7 @@ private:
     s.kept = least(most(rows.out, rows.size + (rows.kernel - 1) * rows.step),
                    most(covers, band_bytes / (slabs * width * item)));
     s.held = Columns::most_of(last, s.tile) * p.lanes + 2 * N;
-    s.bytes = 5 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
+    s.bytes = 4 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
               Scratch::bytes<V>(width + 2 * N) + Scratch::bytes<Run>(s.tile);
     return s;
   }
@@ -88,13 +88,12 @@ private:
   SumBackward(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
       : p_(p), walk_(walk), rows_(walk.axis(p.n_axes - 2)), sizes_(sizes(p)), width_(0),
         load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)), follow_(rows_follow<V>(p)),
-        norm_(p.op == Op::lp), readable_(p, p.x, sizeof(V), Over::outputs) {
+        readable_(p, p.x, sizeof(V), Over::outputs) {
     Scratch scratch(memory);
     const int64_t width = sizes_.tile * p.lanes;
     padded_ = scratch.take<V>(sizes_.held);
     by_ = scratch.take<V>(sizes_.held);
     raw_ = scratch.take<V>(sizes_.held);
-    norms_ = scratch.take<V>(sizes_.held);
     kept_ = scratch.take<V>((sizes_.lean ? 1 : most_slabs(p)) * sizes_.kept * (width + N) + N);
     row_ = scratch.take<V>(width + 2 * N);
     runs_ = scratch.take<Run>(sizes_.tile);
@@ -108,25 +107,14 @@ private:
     // Windows of one size are divided by when all is added up; others' gradients before.
     uniform_ = by != 0;
     by_all_ = V(by ? by : 1);
-    for (int a = 0; norm_ && p.divide && a < p.n_axes; ++a) taps_ *= V(p.axes[a].uncropped);
-    inverse_ = uniform_ ? taps_ / by_all_ : V(1);
+    inverse_ = uniform_ ? V(1) / by_all_ : V(1);
     // Where no two rows of windows share an input there is less to divide before they are spread.
-    early_ = uniform_ && !norm_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
+    early_ = uniform_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
     straight_ = early_ && p.lanes > 1 && stored_as<V>(p.y_type) && p.y.lane == sizeof(V) &&
                 p.y.pooled[p.n_axes - 1] == p.lanes * int64_t(sizeof(V));
     // Multiplying is cheaper; but where nothing is added up the quotient, PyTorch's too, stays what it is to the bit.
     times_ = !early_ || most_covers(walk.last(), p.planes) > 1 || (by > 0 && (by & (by - 1)) == 0);
     enter_tile();
-  }
-
-  // The share of all windows of an axis, or 0 where they differ.
-  static int64_t common_share(const Axis& a) {
-    if (a.table_stride || a.out == 0) return 0;
-    const int64_t n = share(a, 0);
-    if (a.regular()) return n == a.uncropped && share(a, a.out - 1) == n ? n : 0;
-    for (int64_t o = 1; o < a.out; ++o)
-      if (a.counts[o] != n) return 0;
-    return n;
   }
 
   // What depends on the tile and the windows of the last axis alone.
@@ -135,19 +123,17 @@ private:
     tile_ = walk_.tile_begin();
     columns_ = Columns(last, tile_, walk_.tile_end());
     width_ = (walk_.tile_end() - tile_) * p_.lanes;
-    for (int64_t j = 0; j < sizes_.held; ++j) padded_[j] = V(0);
-    for (int64_t o = columns_.real_lo, j = 0; o < columns_.real_hi; ++o)
-      for (int64_t c = 0; c < p_.lanes; ++c) by_[j++] = V(most(1, share(last, o)));
-    for (int64_t j = (columns_.real_hi - columns_.real_lo) * p_.lanes, e = j + N; j < e; ++j) by_[j] = V(1);
+    std::memset(padded_, 0, size_t(sizes_.held) * sizeof(V));
+    if (!uniform_) {
+      for (int64_t o = columns_.real_lo, j = 0; o < columns_.real_hi; ++o)
+        for (int64_t c = 0; c < p_.lanes; ++c) by_[j++] = V(most(1, share(last, o)));
+      for (int64_t j = (columns_.real_hi - columns_.real_lo) * p_.lanes, e = j + N; j < e; ++j) by_[j] = V(1);
+    }
     skip_ = last.step / std::gcd(last.step, last.stride);
     n_runs_ = 0;
-    for (int64_t j = 0; j < sizes_.held; ++j) {
-      const int64_t o = columns_.first + j;
-      valid_[j] = o >= 0 && o < last.out ? ~UnsignedLike<V>(0) : 0;
-    }
     // The window for which there is a way of its own, if the arrays have the form for it.
     strips_ = 0;
-    if (uniform_ && follow_ && !norm_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
+    if (uniform_ && follow_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
         p_.x.pooled[p_.n_axes - 1] == sizeof(V) && rows_.regular() && last.regular() && rows_.step == 1 &&
         last.step == 1 && rows_.kernel == last.kernel) {
       // This way divides sums; where gradients are divided before they are added up it would give other bits.
@@ -156,13 +142,18 @@ private:
           last.origin == 0 && last.size == 2 * last.out && rows_.size == 2 * rows_.out)
         strips_ = 2;
     }
+    if (strips_ == 3)
+      in_vectors(sizes_.held, [&](int64_t j) {
+        const int64_t o = columns_.first + j;
+        valid_[j] = o >= 0 && o < last.out ? ~UnsignedLike<V>(0) : UnsignedLike<V>(0);
+      });
     if (Columns::fixed(last) && (last.stride == 1 || p_.lanes == 1)) return;
     Cover cover(last, tile_);
     for (int64_t i = tile_; i < walk_.tile_end();) {
       const int64_t alike = least(cover.alike(), walk_.tile_end() - i);
       int64_t first = cover.lo;
       while (first < cover.hi && !cover.holds(first)) ++first;
-      const int64_t n = ceil_div(cover.hi - first, skip_);
+      const int64_t n = skip_ == 1 ? cover.hi - first : ceil_div(cover.hi - first, skip_);
       first -= columns_.first;
       if (n_runs_ && runs_[n_runs_ - 1].n == n && (n == 0 || runs_[n_runs_ - 1].first == first))
         runs_[n_runs_ - 1].end += alike;
@@ -182,10 +173,9 @@ private:
       around.covers(walk);
       in_vectors(width_, [&](int64_t j) { row_[j] = V(0); });
       for (int64_t r = 0; r < around.count(); ++r, around.next()) {
-        Slab slab{0, 0, 0, 0, 1};
+        Slab slab{0, 0, 0, 1};
         for (int a = 0; a + 2 < p_.n_axes; ++a) {
           slab.grad += around.index()[a] * p_.x.pooled[a];
-          slab.aux += around.index()[a] * p_.aux.pooled[a];
           slab.share *= share(walk.axis(a), around.index()[a]);
         }
         spread(slab, around.index()[p_.n_axes - 2], kept_);
@@ -493,12 +483,10 @@ private:
     const Row row{walk_.plane(p_.x) + slab.grad + o * p_.x.pooled[p_.n_axes - 2] + columns_.real_lo * stride,
                   stride, p_.x.lane, columns_.real_hi - columns_.real_lo, p_.lanes};
     const V* from = reinterpret_cast<const V*>(row.data);
-    if (!stored_as<V>(p_.x_type) || !row.packed(sizeof(V)) || !readable_.holds(from, whole_vectors<V>(n)) ||
-        norm_) {
+    if (!stored_as<V>(p_.x_type) || !row.packed(sizeof(V)) || !readable_.holds(from, whole_vectors<V>(n))) {
       load_(row, raw_);
       from = raw_;
     }
-    if (norm_) quotients(slab, o, n);
     V* to = padded_ + (columns_.real_lo - columns_.first) * p_.lanes;
     const V outer = V(uniform_ ? 1 : most(1, slab.share * row_share(o)));
     if (early_)
@@ -512,20 +500,6 @@ private:
     const int64_t rest = (columns_.first + columns_.count - columns_.real_hi) * p_.lanes;
     for (int64_t j = 0; j < rest; j += N) write(to + n + j, Vn{});
     return padded_;
-  }
-
-  // Gradients of norms to those of the powers that they add up: times y^(1 - p), and nothing where y is zero.
-  void quotients(const Slab& slab, int64_t o, int64_t n) {
-    const int64_t stride = p_.aux.pooled[p_.n_axes - 1];
-    load_({walk_.plane(p_.aux) + slab.aux + o * p_.aux.pooled[p_.n_axes - 2] + columns_.real_lo * stride,
-           stride, p_.aux.lane, columns_.real_hi - columns_.real_lo, p_.lanes},
-          norms_);
-    if (p_.norm == 2)
-      in_vectors(n, [&](int64_t j) { raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] / norms_[j]; });
-    else
-      for (int64_t j = 0; j < n; ++j)
-        raw_[j] = norms_[j] == 0 ? V(0) : raw_[j] * power(norms_[j], V(1 - p_.norm));
-    if (!uniform_) in_vectors(n, [&](int64_t j) { raw_[j] *= taps_; });
   }
 
   int64_t row_share(int64_t o) const {
@@ -544,10 +518,10 @@ private:
                   skip_ = 1;  // skip: from one output that holds an input to the next
   Load<V> load_;
   Store<V> store_;
-  bool follow_, norm_, uniform_, early_, straight_, times_;
-  V by_all_, inverse_, taps_ = 1;
+  bool follow_, uniform_, early_, straight_, times_;
+  V by_all_, inverse_;
   const Readable readable_;  // of the gradients
-  V *padded_, *by_, *raw_, *norms_, *kept_, *row_;
+  V *padded_, *by_, *raw_, *kept_, *row_;
   Run* runs_;
   char* rest_;  // of the scratch
   UnsignedLike<V>* valid_;

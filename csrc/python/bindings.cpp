@@ -491,10 +491,10 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
   return true;
 }
 
-// The gradient of the inputs. Lp: `aux` holds the outputs, and the caller multiplies by the inputs to the power of p - 1.
+// The gradient of the inputs. Lp: `aux` holds the outputs, and `extra_array` the inputs.
 Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, const std::vector<int>& axes,
                    const Buffer& grad_input, const Buffer* other, Extra offset_kind, bool divide,
-                   int64_t divisor, double norm) {
+                   int64_t divisor, double norm, const Buffer* inputs = nullptr) {
   Work work;
   Problem& p = work.p;
   work.direction = &Kernels::backward;
@@ -505,10 +505,16 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
   p.divisor = divisor;
   p.norm = norm;
   const int64_t item = size_of(type);
-  Array& third = p.extra != Extra::none ? p.extra_array : p.aux;
-  if (other)
-    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&third, other, true}}, p.y,
-            item, 2);
+  if (inputs)
+    lay_out(p, plan, axes,
+            {{&p.x, &grad, true},
+             {&p.y, &grad_input, false},
+             {&p.aux, other, true},
+             {&p.extra_array, inputs, false}},
+            p.y, item, 2);
+  else if (other)
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&p.extra_array, other, true}},
+            p.y, item, 2);
   else
     lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, 2);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
@@ -519,17 +525,20 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
 
 bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::vector<int>& axes,
               nb::handle grad_input, nb::handle offsets, int offset_kind, nb::handle outputs, bool divide,
-              int64_t divisor, double norm) {
+              int64_t divisor, double norm, nb::handle inputs) {
   const Extra kind = Extra(offset_kind);
   const Buffer gb(grad, Dtype(type), false), ib(grad_input, Dtype(type), true);
-  std::optional<Buffer> other;
-  if (kind != Extra::none)
+  std::optional<Buffer> other, powers;
+  if (kind != Extra::none) {
     other.emplace(offsets, kind == Extra::offset8 ? Dtype::u8 : Dtype::i32, false);
-  else if (Op(op) == Op::lp)
+  } else if (Op(op) == Op::lp) {
     other.emplace(outputs, Dtype(type), false);
-  if (!gb.aligned() || !ib.aligned() || (other && !other->aligned())) return false;
+    powers.emplace(inputs, Dtype(type), false);
+  }
+  if (!gb.aligned() || !ib.aligned() || (other && !other->aligned()) || (powers && !powers->aligned()))
+    return false;
   Work work = backward_work(plan, op, gb, Dtype(type), axes, ib, other ? &*other : nullptr, kind, divide,
-                            divisor, norm);
+                            divisor, norm, powers ? &*powers : nullptr);
   work.run(work.kernel());
   return true;
 }
@@ -839,7 +848,8 @@ NB_MODULE(_core, m) {
   m.def("forward", &forward, "plan"_a, "op"_a, "x"_a, "x_type"_a, "axes"_a, "y"_a, "y_type"_a,
         "extra"_a.none(), "extra_kind"_a, "divide"_a, "divisor"_a, "norm"_a);
   m.def("backward", &backward, "plan"_a, "op"_a, "grad"_a, "type"_a, "axes"_a, "grad_input"_a,
-        "offsets"_a.none(), "offset_kind"_a, "outputs"_a.none(), "divide"_a, "divisor"_a, "norm"_a);
+        "offsets"_a.none(), "offset_kind"_a, "outputs"_a.none(), "divide"_a, "divisor"_a, "norm"_a,
+        "inputs"_a.none() = nb::none());
   m.def("unpool", &unpool, "wide"_a, "narrow"_a, "indices"_a, "type"_a, "n_axes"_a, "scatter"_a);
   m.def("zero", &zero, "address"_a, "bytes"_a);
   m.def("isa", [] { return std::string(kernels.load()->name); });

@@ -16,8 +16,9 @@ inline std::atomic<int64_t> serial_bytes{1 << 20};
 constexpr double borrowed = 0.25;  // of that
 
 struct Cost {
-  double bytes = 0;   // read and written, with separable windows
-  double visits = 0;  // if every window reads all its elements; a power takes as long as several
+  double bytes = 0;  // read and written, with separable windows
+  double visits =
+      0;  // if every window reads all its elements; a power other than a square takes as long as several
 
   Cost() = default;
   explicit Cost(const Problem& p) {
@@ -29,7 +30,7 @@ struct Cost {
       all *= double(p.axes[a].out) * double(p.axes[a].kernel);
     }
     bytes = std::max(inputs + outputs, outputs * taps) * double(size_of(p.x_type));
-    visits = std::max(inputs, all) * (p.op == Op::lp ? 16 : 1);
+    visits = std::max(inputs, all) * (p.op == Op::lp && p.norm != 2 ? 16 : 1);
   }
 
   int workers(int64_t units) const {

@@ -69,6 +69,7 @@ def backward(
     divide: bool,
     divisor: int,
     norm: float,
+    inputs: Buffer | None = None,
 ) -> bool: ...
 def unpool(
     wide: Buffer, narrow: Buffer, indices: Buffer, type: int, n_axes: int, scatter: bool

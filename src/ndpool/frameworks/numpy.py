@@ -195,10 +195,6 @@ def backward(call: Call, saved: Saved, grad: NDArray[Any]) -> NDArray[Any]:
     grad, code = _native(call.function, "grad", grad)
     if code < FIRST_FLOAT:
         raise TypeError(f"{call.function}: grad must be floating point; got dtype={grad.dtype}")
-    if call.reduction.norm and grad.itemsize == 2:  # a factor may be too large for a half
-        wide = (np.asarray(a, np.float32) for a in (grad, saved.x, saved.y))
-        grad32, x, y = wide
-        return backward(call, saved._replace(x=x, y=y), grad32).astype(grad.dtype)
     result = _empty(grad, with_sizes(grad.shape, call.axes, call.plan.sizes), grad.dtype)
     if not result.size:
         return result
@@ -210,19 +206,15 @@ def backward(call: Call, saved: Saved, grad: NDArray[Any]) -> NDArray[Any]:
         kind = OFFSET8 if saved.offsets.dtype == np.uint8 else OFFSET32
     how = (call.reduction.divides, call.divisor, call.norm)
 
-    def done(grad: Any, offsets: Any, y: Any) -> bool:
+    def done(grad: Any, offsets: Any, y: Any, x: Any) -> bool:
         arrays = (_raw(grad), code, call.axes, _raw(result), offsets, kind, _raw(y))
-        return core.backward(core_plan(call.plan), call.reduction.op, *arrays, *how)
+        return core.backward(core_plan(call.plan), call.reduction.op, *arrays, *how, _raw(x))
 
-    arrays = (grad, saved.offsets, saved.y)
+    arrays = (grad, saved.offsets, saved.y, saved.x)
     if not done(*arrays):
         note_copy("misaligned arrays")
         if not done(*(a if a is None else a.copy() for a in arrays)):
             raise RuntimeError("ndpool core: a packed copy was refused")
-    if call.reduction.norm:
-        x = np.ascontiguousarray(saved.x)  # NumPy's powers of packed and of other rows differ in the last bit
-        with np.errstate(all="ignore"):
-            np.multiply(result, x ** (call.norm - 1), out=result, where=result != 0)
     return result
 
 

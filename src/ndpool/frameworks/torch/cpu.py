@@ -82,21 +82,22 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tenso
 
 def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, last: bool) -> Tensor | None:
     """The gradient of an L2 norm, `call` being the average or the sum inside it; None for strange tensors."""
-    grad, y = materialized(grad), materialized(y)
+    grad, x, y = materialized(grad), materialized(x), materialized(y)
     result = empty(grad, x.shape, grad.dtype, last, len(call.axes))
     if grad.numel() == 0 or result.numel() == 0:
         return zeroed(result)
-    if norm_factors(call, grad, y, result) or norm_factors(call, grad.clone(), y.clone(), result):
-        return result.mul_(x)
-    return None
+    if norm_gradient(call, grad, x, y, result):
+        return result
+    return result if norm_gradient(call, grad.clone(), x.clone(), y.clone(), result) else None
 
 
-def norm_factors(call: Call, grad: Tensor, y: Tensor, result: Tensor) -> bool:
-    """Writes what the inputs are to be multiplied by; False for misaligned or unlike tensors."""
-    if y.dtype is not grad.dtype or y.shape != grad.shape or not y.is_cpu:  # hooks may change what was saved
-        return False
+def norm_gradient(call: Call, grad: Tensor, x: Tensor, y: Tensor, result: Tensor) -> bool:
+    """Writes the gradient of an L2 norm; False for misaligned or unlike tensors."""
+    for saved, like in ((y, grad), (x, result)):  # hooks may change what was saved
+        if saved.dtype is not grad.dtype or saved.shape != like.shape or not saved.is_cpu:
+            return False
     target = (result.data_ptr(), result.shape, result.stride())
-    how: Any = (None, NO_EXTRA, memory(y), call.reduction.divides, 0, 2.0)
+    how: Any = (None, NO_EXTRA, memory(y), call.reduction.divides, 0, 2.0, memory(x))
     return core.backward(core_plan(call.plan), _LP, memory(grad), CODES[grad.dtype], call.axes, target, *how)
 
 

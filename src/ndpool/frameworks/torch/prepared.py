@@ -288,10 +288,9 @@ class TrainNorm(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         t, (x, y) = ctx.training, ctx.saved_tensors
         if t.call.norm == 2 and undifferentiated(grad) and plain(x) and plain(y):
-            check_memory(x)  # PyTorch's arithmetic does not
             result = t.new_grad()
-            if cpu.norm_factors(t.linear, grad, y, result):
-                return result.mul_(x), None
+            if cpu.norm_gradient(t.linear, grad, x, y, result):
+                return result, None
         return lp_backward(grad, x, y, t.call, t.last), None
 
 

@@ -1,0 +1,359 @@
+// Norms: Lp pooling by the engines of sums. A box of the input goes to scratch as powers of its elements, is pooled there
+// as sums, and the sums become norms on their way to the results. Backward, gradients are divided by their norms, pooled
+// back as those of sums and multiplied by x^(p - 1).
+// A box is as many results of a plane, of a few planes or of some channels as L2 holds, with what they are made of. All
+// boxes have one shape: where several of them share an axis, there are zeros beyond its ends. Without this engine L2
+// pooling 3 x 3 with stride 2 of (8, 31, 94, 45) takes 4.3 times as long, its gradient twice as long.
+#pragma once
+
+#include "backward/bands.h"
+#include "forward/general.h"
+#include "kernels.h"
+
+namespace ndpool {
+namespace {
+
+template <class V, Over work> class Norms {
+  static constexpr bool forward = work == Over::outputs;
+  static constexpr Over other = forward ? Over::inputs : Over::outputs;
+  static constexpr int64_t near = 128 * 1024,
+                           nearest = 32 * 1024;  // bytes of a box: in L2; of several planes: in L1
+  static constexpr int64_t largest_window = 4096 * 1024;
+
+  // What a box is made of, along one axis: `count` sources from `first` on, for results from `at` on.
+  struct Sources {
+    int64_t first, count;
+  };
+  static Sources sources(const Axis& a, int64_t at, int64_t results) {
+    if (results == extent(a, work)) return {0, extent(a, other)};
+    const int64_t span = (a.kernel - 1) * a.step + 1;
+    if (forward) return {a.origin + at * a.stride, (results - 1) * a.stride + span};
+    const int64_t first = ceil_div(at - a.origin - span + 1, a.stride);
+    return {first, floor_div(at + results - 1 - a.origin, a.stride) - first + 1};
+  }
+
+  struct Sizes {
+    int64_t box[max_axes], boxes[max_axes], all_boxes = 1;  // results of a box, and how many boxes there are
+    int64_t planes = 1, lanes;
+    int64_t sources = 1, results = 1;  // elements of one plane of a box
+
+    explicit Sizes(const Problem& p) : lanes(p.lanes) {
+      int64_t window = 1, elements = 1;  // of one result, and of the axes that are done
+      for (int a = 0; a < p.n_axes; ++a) window *= Norms::sources(p.axes[a], 0, 1).count;
+      const int64_t most_lanes = most(16, near / int64_t(sizeof(V)) / window);
+      while (lanes > most_lanes && lanes % 2 == 0) lanes /= 2;
+      while (lanes > most_lanes || p.lanes % lanes) --lanes;
+      elements = lanes;
+      for (int a = p.n_axes - 1; a >= 0; --a) {
+        const Axis& axis = p.axes[a];
+        const int64_t all = extent(axis, work), unit = forward ? 1 : axis.stride;
+        window /= Norms::sources(axis, 0, 1).count;
+        const auto bytes = [&](int64_t n) {
+          return (Norms::sources(axis, 0, n).count + n) * elements * window * int64_t(sizeof(V));
+        };
+        int64_t n = all;
+        if (axis.regular() && n > 1 && bytes(n) > near) {
+          int64_t lo = 1, hi = ceil_div(all, unit);  // the most that fit, or one
+          while (lo < hi) {
+            const int64_t mid = (lo + hi + 1) / 2;
+            if (bytes(mid * unit) <= near)
+              lo = mid;
+            else
+              hi = mid - 1;
+          }
+          const int64_t even = ceil_div(all, ceil_div(all, lo * unit));  // all boxes alike
+          n = least(all, ceil_div(even, unit) * unit);
+        }
+        box[a] = n;
+        boxes[a] = ceil_div(all, n);
+        all_boxes *= boxes[a];
+        elements *= most(n, Norms::sources(axis, 0, n).count);
+        sources *= Norms::sources(axis, 0, n).count;
+        results *= n;
+      }
+      sources *= lanes;
+      results *= lanes;
+      if (all_boxes == 1 && p.n_lead == 1 && lanes == p.lanes)
+        planes = most(1, least(p.planes, nearest / ((sources + results) * int64_t(sizeof(V)))));
+      planes = ceil_div(p.planes, ceil_div(p.planes, planes));
+    }
+    int64_t groups(const Problem& p) const { return ceil_div(p.planes, planes); }
+    int64_t parts(const Problem& p) const { return p.lanes / lanes; }
+  };
+
+public:
+  static constexpr const char* engine = "norms";
+
+  // Larger windows are added up row by row, and so are long ones that an end of the input cuts off, if that takes several
+  // boxes: their order of additions depends on what is left of them.
+  static bool serves(const Problem& p) {
+    int64_t bytes = sizeof(V);
+    for (int a = 0; a < p.n_axes; ++a) {
+      if (p.axes[a].table_stride) return false;
+      bytes = least(largest_window + 1, bytes * sources(p.axes[a], 0, 1).count);
+    }
+    if (bytes > largest_window) return false;
+    const Axis& last = p.axes[p.n_axes - 1];
+    const Range whole = interior(last, 0, last.out);
+    if (!last.regular() || last.stride == 1 || last.kernel < long_sum || whole.hi - whole.lo == last.out)
+      return true;
+    return Sizes(p).boxes[p.n_axes - 1] == 1;
+  }
+
+  static void prepare(Problem& p) {
+    const Sizes s(p);
+    p.units = s.groups(p) * s.parts(p) * s.all_boxes;
+    Problem inner = inside(p, s);
+    chosen(inner).prepare(inner);
+    p.scratch = inner.scratch + 64 + Scratch::bytes<V>(s.planes * s.sources) +
+                Scratch::bytes<V>(s.planes * s.results) + Scratch::bytes<V>(others(s));
+  }
+
+  static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    Norms worker(p, memory);
+    for (int64_t unit = begin; unit < end && !p.stopped(); ++unit) worker.box(unit);
+  }
+
+  static Kernel chosen(const Problem& inner);
+
+private:
+  // What else is read for a box: the norms, and then the inputs.
+  static int64_t others(const Sizes& s) { return forward ? 0 : s.planes * most(s.sources, s.results); }
+
+  // The sums of a box in scratch.
+  static Problem inside(const Problem& p, const Sizes& s) {
+    Problem inner;
+    inner.op = Op::sum;
+    inner.x_type = inner.y_type = dtype_of<V>();
+    inner.n_axes = p.n_axes;
+    inner.lanes = s.lanes;
+    inner.n_lead = 1;
+    inner.planes = inner.lead_shape[0] = s.planes;
+    inner.stops = p.stops;
+    inner.watch = p.watch;
+    inner.x.lane = inner.y.lane = sizeof(V);
+    int64_t x_pitch = s.lanes * int64_t(sizeof(V)), y_pitch = x_pitch;
+    for (int a = p.n_axes - 1; a >= 0; --a) {
+      Axis& axis = inner.axes[a] = p.axes[a];
+      const Sources from = sources(axis, 0, s.box[a]);
+      if (s.boxes[a] > 1) {
+        axis.size = axis.hi = forward ? from.count : s.box[a];
+        axis.out = forward ? s.box[a] : from.count;
+        axis.origin = forward ? 0 : axis.origin + from.first * axis.stride;
+        axis.lo = axis.cropped = 0;
+        axis.uncropped = axis.kernel;
+      }
+      inner.x.pooled[a] = x_pitch;
+      inner.y.pooled[a] = y_pitch;
+      x_pitch *= from.count;
+      y_pitch *= s.box[a];
+      if (a + 1 < p.n_axes) inner.rows *= extent(axis, work);
+    }
+    inner.x.lead[0] = x_pitch;
+    inner.y.lead[0] = y_pitch;
+    return inner;
+  }
+
+  Norms(const Problem& p, char* memory)
+      : p_(p), sizes_(p), inner_(inside(p, sizes_)), kernel_(chosen(inner_)),
+        load_(loader<V>(p.x_type, true)), store_(storer<V>(p.y_type, false)) {
+    Scratch scratch(memory);
+    sources_ = scratch.take<V>(sizes_.planes * sizes_.sources);
+    results_ = scratch.take<V>(sizes_.planes * sizes_.results);
+    others_ = scratch.take<V>(others(sizes_));
+    inner_.x.data = reinterpret_cast<char*>(sources_);
+    inner_.y.data = reinterpret_cast<char*>(results_);
+    kernel_.prepare(inner_);
+    rest_ = scratch.take<char>(inner_.scratch);
+    int64_t by = p.divisor;
+    if (!by) {
+      by = 1;
+      for (int a = 0; a < p.n_axes; ++a) by *= common_share(p.axes[a]);
+    }
+    uniform_ = by != 0;
+    for (int a = 0; a < p.n_axes; ++a) taps_ *= p.axes[a].uncropped;
+    whole_ = !p.divide || by == taps_;
+    by_ = V(by);
+  }
+
+  void box(int64_t unit) {
+    for (int a = p_.n_axes - 1; a >= 0; --a) {
+      at_[a] = unit % sizes_.boxes[a] * sizes_.box[a];
+      unit /= sizes_.boxes[a];
+    }
+    lane_ = unit % sizes_.parts(p_) * sizes_.lanes;
+    plane_ = unit / sizes_.parts(p_) * sizes_.planes;
+    planes_ = least(sizes_.planes, p_.planes - plane_);
+    if (outside()) std::memset(sources_, 0, size_t(planes_ * sizes_.sources) * sizeof(V));
+    each_source(p_.x, [&](const Row& row, int64_t at) {
+      if (!forward) return load_(row, sources_ + at);
+      if (p_.norm == 2)
+        with_each(row, at, [to = sources_ + at](V x, int64_t j) { to[j] = x * x; });
+      else {
+        load_(row, sources_ + at);
+        powers(sources_ + at, row.n * row.lanes, V(p_.norm));
+      }
+    });
+    if (!forward) {
+      each_source(p_.aux, [&](const Row& row, int64_t at) { divide(row, at); });
+      if (!whole_) scale(sources_);
+    }
+    kernel_.run(inner_, 0, inner_.units, rest_);
+    if (p_.stopped()) return;
+    if (forward) {
+      if (!whole_) scale(results_);
+      powers(results_, planes_ * sizes_.results, V(1 / p_.norm));
+    } else {
+      each_result(p_.extra_array, [&](const Row& row, int64_t at) { multiply(row, at); });
+    }
+    each_result(p_.y, [&](const Row& row, int64_t at) { store_(results_ + at, row); });
+  }
+
+  Sources box_sources(int a) const {
+    const Sources from = sources(p_.axes[a], at_[a], sizes_.box[a]);
+    return {from.first, sources(p_.axes[a], 0, sizes_.box[a]).count};
+  }
+
+  // Whether the box reaches over an end of what it is made of.
+  bool outside() const {
+    for (int a = 0; a < p_.n_axes; ++a) {
+      const Sources from = box_sources(a);
+      if (from.first < 0 || from.first + from.count > extent(p_.axes[a], other)) return true;
+    }
+    return false;
+  }
+
+  template <class F> void each_source(const Array& array, F&& f) const {
+    Range inside[max_axes];
+    int64_t first[max_axes], count[max_axes];
+    for (int a = 0; a < p_.n_axes; ++a) {
+      const Sources from = box_sources(a);
+      inside[a] = {most(0, from.first), least(from.first + from.count, extent(p_.axes[a], other))};
+      first[a] = from.first;
+      count[a] = from.count;
+    }
+    each_row(array, inside, first, count, f);
+  }
+
+  template <class F> void each_result(const Array& array, F&& f) const {
+    Range inside[max_axes];
+    for (int a = 0; a < p_.n_axes; ++a)
+      inside[a] = {at_[a], least(at_[a] + sizes_.box[a], extent(p_.axes[a], work))};
+    each_row(array, inside, at_, sizes_.box, f);
+  }
+
+  // Calls f with each row of an array's positions `inside`, and where it belongs in a box of `count` positions from
+  // `first` on. Rows that follow each other on both sides are one.
+  template <class F> void each_row(const Array& array, const Range* inside, const int64_t* first,
+                                   const int64_t* count, F&& f) const {
+    int64_t pitch[max_axes], begin = 0, offset = lane_ * array.lane, size = sizes_.lanes;
+    for (int a = p_.n_axes - 1; a >= 0; --a) {
+      if (inside[a].lo >= inside[a].hi) return;
+      pitch[a] = size;
+      size *= count[a];
+      begin += (inside[a].lo - first[a]) * pitch[a];
+      offset += inside[a].lo * array.pooled[a];
+    }
+    int last = p_.n_axes - 1;
+    const int64_t stride = array.pooled[last];
+    int64_t n = inside[last].hi - inside[last].lo;
+    bool whole = n == count[last];
+    while (whole && last > 0 && array.pooled[last - 1] == stride * n) {
+      --last;
+      const int64_t more = inside[last].hi - inside[last].lo;
+      whole = more == count[last];
+      n *= more;
+    }
+    const bool together = whole && last == 0 && (planes_ == 1 || array.lead[0] == stride * n);
+    if (together) n *= planes_;
+    for (int64_t q = 0; q < (together ? 1 : planes_); ++q) {
+      char* data = plane_of(p_, array, plane_ + q) + offset;
+      int64_t at = begin + q * size, index[max_axes] = {};
+      for (int a = 0; a >= 0;) {
+        f(Row{data, stride, array.lane, n, sizes_.lanes}, at);
+        for (a = last - 1; a >= 0; --a) {
+          data += array.pooled[a];
+          at += pitch[a];
+          if (++index[a] < inside[a].hi - inside[a].lo) break;
+          data -= index[a] * array.pooled[a];
+          at -= index[a] * pitch[a];
+          index[a] = 0;
+        }
+      }
+    }
+  }
+
+  // Calls f with each element of a row in V, without a copy where it is one already.
+  template <class F> void with_each(const Row& row, int64_t at, F&& f) const {
+    const int64_t n = row.n * row.lanes;
+    const V* from = reinterpret_cast<const V*>(row.data);
+    if (!stored_as<V>(p_.x_type) || !row.packed(sizeof(V))) {
+      V* const copy = forward ? sources_ + at : others_;
+      load_(row, copy);
+      from = copy;
+    }
+    in_vectors(n, [&](int64_t j) { f(from[j], j); });
+  }
+
+  // Gradients of norms to those of the powers that they add up: times y^(1 - p), and nothing where y is zero.
+  void divide(const Row& row, int64_t at) const {
+    V* const grad = sources_ + at;
+    if (p_.norm == 2)
+      return with_each(row, at, [=](V y, int64_t j) { grad[j] = y == 0 ? V(0) : grad[j] / y; });
+    load_(row, others_);
+    for (int64_t j = 0; j < row.n * row.lanes; ++j)
+      grad[j] = others_[j] == 0 ? V(0) : grad[j] * power(others_[j], V(1 - p_.norm));
+  }
+
+  // And to those of the inputs: times x^(p - 1).
+  void multiply(const Row& row, int64_t at) const {
+    V* const grad = results_ + at;
+    if (p_.norm == 2) return with_each(row, at, [=](V x, int64_t j) { grad[j] *= x; });
+    load_(row, others_);
+    powers(others_, row.n * row.lanes, V(p_.norm - 1));
+    in_vectors(row.n * row.lanes, [&](int64_t j) { grad[j] = grad[j] == 0 ? V(0) : grad[j] * others_[j]; });
+  }
+
+  // Sums of windows that an end of the input cuts off, or their gradients, to those of whole windows.
+  void scale(V* to) const {
+    const V taps = V(taps_);
+    const int64_t n = planes_ * (forward ? sizes_.results : sizes_.sources);
+    if (uniform_) return in_vectors(n, [&](int64_t j) { to[j] = to[j] / by_ * taps; });
+    const int last = p_.n_axes - 1;
+    int64_t first[max_axes], count[max_axes], index[max_axes] = {};
+    for (int a = 0; a <= last; ++a) {
+      const Sources from = box_sources(a);
+      first[a] = forward ? at_[a] : from.first;
+      count[a] = forward ? sizes_.box[a] : from.count;
+    }
+    const auto share_at = [&](int a, int64_t j) {
+      const int64_t o = first[a] + j;
+      return o >= 0 && o < p_.axes[a].out ? most(1, share(p_.axes[a], o)) : 1;
+    };
+    for (const V* const end = to + n; to < end;) {
+      int64_t outer = 1;
+      for (int a = 0; a < last; ++a) outer *= share_at(a, index[a]);
+      for (int64_t j = 0; j < count[last]; ++j, to += sizes_.lanes) {
+        const int64_t by = outer * share_at(last, j);
+        if (by != taps_) in_vectors(sizes_.lanes, [&](int64_t c) { to[c] = to[c] / V(by) * taps; });
+      }
+      for (int a = last - 1; a >= 0 && ++index[a] == count[a]; --a) index[a] = 0;
+    }
+  }
+
+  const Problem& p_;
+  const Sizes sizes_;
+  Problem inner_;
+  const Kernel kernel_;
+  const Load<V> load_;
+  const Store<V> store_;
+  V *sources_, *results_, *others_;
+  char* rest_;
+  bool uniform_, whole_;  // all windows have one size, that of whole ones
+  V by_;
+  int64_t taps_ = 1;
+  int64_t at_[max_axes], lane_ = 0, plane_ = 0, planes_ = 0;  // of the box
+};
+
+}  // namespace
+}  // namespace ndpool
