@@ -149,6 +149,7 @@ CASES = [
     ("avg_pool3d", (1, 2, 4, 3, 8), (3, 2, 1)),
     # Gradients by runs: volumes, strides, rows in several blocks.
     ("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)),
+    ("max_pool3d", (1, 2, 7, 5, 7), ((7, 3, 5), 1, (3, 1, 2))),
     ("max_pool2d", (1, 2, 17, 19), ((15, 14), (2, 1), (7, 7))),
     ("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))),
     # Sums backward along one axis first.
@@ -200,9 +201,11 @@ KINDS = [
         (("max_pool2d", (2, 4, 6, 8), (2,)), LAYOUTS[:3]),
         (("avg_pool2d", (2, 4, 7, 8), (2,)), LAYOUTS[:2]),
         (("max_pool2d", (1, 4, 7, 8), (7, 1, 3)), LAYOUTS[:3]),
-        (("max_pool2d", (1, 4, 7, 8), (7, 2, 3)), ("channels_last",)),
+        (("max_pool2d", (1, 4, 7, 8), (7, 2, 3)), LAYOUTS[:2]),
+        (("max_pool2d", (2, 4, 13, 14), (9, 3, 4)), ("channels_last",)),
         (("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))), ("contiguous",)),
         (("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)), LAYOUTS[:2]),
+        (("max_pool3d", (1, 2, 7, 5, 7), ((7, 3, 5), 1, (3, 1, 2))), ("contiguous",)),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), LAYOUTS[:2]),
         (("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)), ("channels_last",)),
@@ -254,6 +257,7 @@ def test_kinds_start_every_kernel(monkeypatch):
             "SHIFTED",
             "PARTS",
             "ALONG",
+            "WALK",
         )
         started.add((self.name, *((flag, bool(constants[flag])) for flag in flags if flag in constants)))
 
@@ -665,14 +669,21 @@ def test_gradients_row_by_row(monkeypatch, name, sizes, last):
     ],
     ids=str,
 )
-def test_gradients_by_runs(monkeypatch, sizes, args, last):
+@pytest.mark.parametrize("columns", [False, True])
+def test_gradients_by_runs(monkeypatch, sizes, args, last, columns):
     """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share.
 
-    Chunks of long axes, and one image at a time.
+    Chunks of long axes, and one image at a time. By columns where `columns` is set.
     """
     for limit in ("SCAN_OVERLAP", "WALK_OVERLAP"):
         monkeypatch.setattr(tuning, limit, 2)
     monkeypatch.setattr(tuning, "WALK_SCRATCH", 1)
+    least = 1 if columns else 10**9
+    for limit, value in {"OVERLAP": (least, least), "EACH": least, "STRIDED": least}.items():
+        monkeypatch.setattr(tuning, f"COLUMN_{limit}", value)
+    monkeypatch.setattr(tuning, "COLUMN_ROWS", ((99, 99), (99, 99)))
+    monkeypatch.setattr(tuning, "COLUMN_CHANNELS", (99, 99))
+    monkeypatch.setattr(tuning, "COLUMN_DEEP", (99, 99))
     backward.backward.cache_clear()
     draw, n = torch.Generator().manual_seed(0), len(sizes)
     x = torch.randint(-3, 3, (2, 3, *sizes), generator=draw).float()
@@ -688,7 +699,7 @@ def test_gradients_by_runs(monkeypatch, sizes, args, last):
     got, want = getattr(ndpool, name)(ours, *args), getattr(F, name)(theirs, *args)
     grad = torch.randint(-9, 9, want.shape, generator=draw).float()
     (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
-    assert ("backward", "walk" if last else "scan") in names
+    assert ("backward", "column" if columns else "walk" if last else "scan") in names
     assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
     backward.backward.cache_clear()
 

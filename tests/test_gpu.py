@@ -63,6 +63,6 @@ def test_machine_code():
 def test_new_sizes_need_no_new_kernels():
     """Global pooling of 60 aligned sizes: at most three kernels, four channels-last; adaptive: six and four.
 
-    Max pooling with small windows: up to six for values, three with offsets, and three for gradients.
+    Max pooling with small windows: up to five for values, three with offsets, and three for gradients.
     """
     print(run_python(HERE / "gpu_compile.py", "--sizes", "60", CUDA_VISIBLE_DEVICES=""))

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton import tuning
+from ndpool._triton.column import column_backward
 from ndpool._triton.decompose import passes
 from ndpool._triton.forward import forward, is_irregular, unpadded
 from ndpool._triton.kernels.block_backward import block_backward_kernel
@@ -107,6 +108,10 @@ def backward(
         return channels_backward(layout, rows, size, by, common)
     if has_index and _scatters(three, layout, size):
         return _scatter(three, layout, size, common, device)
+    if has_index and is_dense(three):
+        found = column_backward(three, layout, size, common)
+        if found is not None:
+            return found
     if has_index and _runs_are_long(three, layout, dtype, size, common):
         walks = layout.channels
         found = walk_backward(three, layout, dtype, size) if walks else scan_backward(three, layout, size)

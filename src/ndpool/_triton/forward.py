@@ -114,7 +114,7 @@ def _few_lanes(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> boo
 
 
 def segment_shape(
-    kernel: int, itemsize: int, single: bool, with_offsets: bool, n_windows: int
+    kernel: int, itemsize: int, single: bool, with_offsets: bool, n_windows: int, regular: bool
 ) -> tuple[int, int, int, int]:
     """Elements per vector, threads per window, vectors of a thread per row, and rows at a time.
 
@@ -132,6 +132,8 @@ def segment_shape(
         return unit, lanes, vectors, 8 // vectors if long else max(1, 4 // vectors)
     if lanes == 1:
         return (unit, 4, 2, 1) if vectors == 8 else (unit, 1, vectors, max(1, 4 // vectors))
+    if regular and itemsize == 4 and 24 < kernel <= 32:
+        return 1, 32, 1, 5  # a warp reads a row, nearly without unused threads
     unit = max(1, 8 // itemsize)
     needed = -(-(kernel + unit - 1) // unit)
     lanes = 16 if needed <= 16 else 32
@@ -158,7 +160,8 @@ def _segments(
     least = int(last.windows()[1].min())
     # Full vectors are loaded: the last one must not reach past the input.
     single = d.size == h.size == 1
-    how = (single, common["KIND"] != 0, d.out * h.out * n_windows)
+    regular = all(a.regular for a in axes)
+    how = (single, common["KIND"] != 0, d.out * h.out * n_windows, regular)
     unit, lanes, vectors, rows = segment_shape(last.kernel, itemsize, *how)
     if not packed(axes, layout) or prod(a.size for a in axes) * n_planes % unit:
         unit, lanes, vectors, rows = segment_shape(last.kernel, BYTES, *how)  # single elements

@@ -145,19 +145,15 @@ def _use_fast_max(task: _Task, columns: bool) -> bool:
 
 
 def _tall(task: _Task, columns: bool) -> bool:
-    """Whether lanes compute eight rows, which pays if there are enough lanes and little is left over."""
+    """Whether lanes compute eight rows of small windows, which pays if there are enough lanes."""
     (d, h, _), layout, itemsize, _ = task
     if not task.fast_max or d.kernel > 1 or h.stride > 1 or h.kernel == 1:
         return False
-    if not columns and channel_vector(layout, itemsize) == 1:
-        return False
-    if columns or task.taps <= 9:
-        return task.n_outs >= 8 * tuning.SATURATED
-    unused = -h.out % 8
-    return task.n_outs >= tuning.SATURATED and (8 * unused <= h.out or (itemsize > 2 and h.kernel < 6))
+    vectors = columns or channel_vector(layout, itemsize) > 1
+    return vectors and task.n_outs >= 8 * tuning.SATURATED
 
 
-def _channels(task: _Task, tall: bool) -> int:
+def _channels(task: _Task) -> int:
     """Channels per lane, fewer than a load can take where there would be too few lanes."""
     (d, h, last), layout, itemsize, _ = task
     vec, small, shared = channel_vector(layout, itemsize), task.taps <= 9, last.stride == 1
@@ -165,21 +161,17 @@ def _channels(task: _Task, tall: bool) -> int:
     least = tuning.SATURATED if small else tuning.SATURATED // 8 if whole_plane else tuning.SATURATED // 4
     if small or (shared and not task.with_offsets):
         vec = min(vec, max(1, 8 // itemsize))  # neighbouring threads find shared columns in the cache
-    if task.fast_max and not small and h.kernel > d.kernel == 1:
-        # All loads are issued at once, into registers.
-        if itemsize < 4:
-            vec = min(vec, 2 if shared or task.taps > 36 else 4)
-        elif tall and task.taps > 36:
-            vec = 1
+    if task.fast_max and not small and h.kernel > d.kernel == 1 and itemsize < 4 and not _walks(task):
+        vec = min(vec, 2 if shared or task.taps > 36 else 4)  # all loads are issued at once, into registers
     while vec > 2 and task.n_outs // vec < least:
         vec //= 2
     return vec
 
 
-def _side_by_side(task: _Task, tall: bool) -> _Block:
+def _side_by_side(task: _Task) -> _Block:
     """Channels and neighbouring overlapping windows; single elements where rows are not aligned."""
     (_, h, last), layout, itemsize, common = task
-    vec, outs = _channels(task, tall), 1
+    vec, outs = _channels(task), 1
     if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not task.with_offsets:
         # With windows along one axis only, several windows cost little more than one.
         vec, outs = min(vec, 4), min(8, next_power(last.out))
@@ -227,6 +219,14 @@ def _rows(task: _Task, block: _Block, tall: bool) -> int:
     return rows
 
 
+def _walks(task: _Task) -> bool:
+    """Whether lanes walk down the rows and keep what later windows need, instead of unrolling windows."""
+    d, h, _ = task.axes
+    least, most = tuning.WALK_ROWS
+    sums = task.common["OP"] in (SUM, SQUARES)
+    return not sums and h.stride == d.kernel == 1 and least <= h.kernel <= most
+
+
 def strip(
     axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch | None:
@@ -237,10 +237,13 @@ def strip(
     if _use_fast_max(task, along is not None):
         common = common | {"OP": FAST_MAX}
         task = task._replace(common=common)
-    tall = _tall(task, along is not None)
-    block = along or _side_by_side(task, tall)
-    rows = _rows(task, block, tall)
-    down = 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
+    walk, tall = _walks(task), _tall(task, along is not None)
+    block = along or _side_by_side(task)
+    if walk:
+        block = block._replace(loop_h=False)
+    step = tuning.WALK_STEP[task.with_offsets or not block.columns]
+    rows = step if walk else _rows(task, block, tall)
+    down = rows if walk else 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
     if d.kernel * down * block.across(last) > tuning.UNROLLED:
         return None
     n_w = -(-last.out // block.width)
@@ -249,9 +252,14 @@ def strip(
     disjoint = h.kernel <= min(3, h.stride) and last.kernel <= min(3, last.stride) and itemsize > 1
     single = d.size == h.size == 1 and last.stride > 1
     lanes = lanes_for(n_lanes, 2 * tuning.THREADS if disjoint or single else tuning.THREADS)
-    n_strips = -(-h.out // rows)
+    height = rows
+    if walk:
+        # Strips read the rows between them twice.
+        wanted = max(1, min(-(-tuning.WALK_LANES // (n_lanes * d.out)), h.out // (2 * h.kernel - 2)))
+        height = -(-h.out // wanted)
+    n_strips = -(-h.out // height)
     grid = -(-n_lanes // lanes) * d.out * n_strips
-    parts = [*optional(n_strips * d.out > 1, n_strips), *optional(d.out > 1, d.out)]
+    parts = [*optional(walk or n_strips * d.out > 1, n_strips), *optional(d.out > 1, d.out)]
     x_strides = [s // block.x_unit for s in layout.input_strides]
     y_strides = [s // block.y_unit for s in layout.output_strides]
     if not block.columns and block.vec > 1:
@@ -277,11 +285,13 @@ def strip(
     ]
     each = (1 + task.taps) * block.vec * block.outs * min(itemsize, 8)
     numbers += optional(task.alone, int(launches_dependents(grid, lanes * each)))
+    numbers += optional(walk, height)
     constants = {"SCALED": False} | common | block.constants()
     for name, a in zip("DHW", axes, strict=True):
         constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"ORIGIN_{name}": a.origin}
     constants |= {
         "ROWS": rows,
+        "WALK": walk,
         "LANES": lanes,
         "EDGES": edges,
         # Wide disjoint windows read memory in order and only once.

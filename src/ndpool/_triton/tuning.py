@@ -12,6 +12,9 @@ PROGRAMS = 2112  # that fill a large device
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
 FEW_OUTPUTS = 2**21  # below which channels-last windows of stride 2 and more are computed row by row
+WALK_ROWS = 4, 12  # of a window of stride 1, for which lanes walk down the rows and keep what they have read
+WALK_STEP = 8, 4  # rows at a time: of values along rows, and of channels or with offsets
+WALK_LANES = 2**19  # that fill the device
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
 NORM_TAPS = 256  # likewise, of norms: more are left to powers, an average and roots
 NORM_PASSES = 4  # strides by which windows of a norm overlap, from which its axes are pooled one by one
@@ -52,9 +55,19 @@ WALK_OVERLAP = 25  # likewise in channels-last arrays
 WALK_UNBLOCKED = 9  # likewise where blocks would be too large
 SCAN_TAGS = 254  # rows of a window that one byte can number
 SCAN_COLUMNS = 128  # outputs of a row that a warp scans
-WALK_STEP = 8  # outputs that a lane loads ahead
-WALK_LANES = 2**17  # that fill the device
+WALK_AHEAD = 8  # outputs that a lane loads ahead
+WALK_COLUMNS = 2**17  # lanes that fill the device
 WALK_SCRATCH = 2**24  # bytes of sums that stay in the cache from one axis to the next
+
+# Gradients of max pooling with overlapping windows, by columns.
+COLUMN_OVERLAP = 8, 9  # windows that contain one input, from which this pays: with stride 1, and otherwise
+COLUMN_EACH = 2  # likewise along each axis
+COLUMN_STRIDED = 16  # likewise with an even stride in contiguous rows
+COLUMN_ROWS = (7, 16), (10, 16)  # windows of a row that contain one input, and rows of a window; aligned rows
+COLUMN_CHANNELS = 8, 9  # likewise in channels-last arrays
+COLUMN_DEEP = 25, 9  # windows of a row and of the same rows of a volume; channels-last
+COLUMN_VECTOR = 4  # columns or channels of a lane
+COLUMN_LANES = 2**18  # that fill the device
 
 # Gradients of sums with stride 1: windows from which one axis is summed first.
 SUM_PASSES = 14, 20  # of contiguous rows, of half types
@@ -64,5 +77,6 @@ SUM_OVERLAP = 36  # windows that contain one input, from which this holds for an
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number
+REGION_OVERLAP = 16  # windows that contain one input, up to which this pays
 
 BLOCK = 1024  # elements per program of unpooling

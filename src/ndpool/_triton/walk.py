@@ -86,7 +86,7 @@ def _walk(axis: AxisPlan, memory: tuple[int, int, int, int], how: dict[str, Any]
     leads, inner, src_lead, dst_lead = memory
     lanes = leads * inner
     # Chunks read the outputs between them twice.
-    wanted = min(-(-tuning.WALK_LANES // lanes), axis.size // (2 * max(16, axis.kernel)))
+    wanted = min(-(-tuning.WALK_COLUMNS // lanes), axis.size // (2 * max(16, axis.kernel)))
     chunk = -(-axis.size // max(1, wanted) // 8) * 8
     chunks = -(-axis.size // chunk)
     numbers: list[Any] = [lanes, inner, magic(inner), axis.out, axis.size, chunk, chunks, src_lead, dst_lead]
@@ -94,7 +94,7 @@ def _walk(axis: AxisPlan, memory: tuple[int, int, int, int], how: dict[str, Any]
         "KERNEL": axis.kernel,
         "STRIDE": axis.stride,
         "PAD": -axis.origin,
-        "STEP": tuning.WALK_STEP,
+        "STEP": tuning.WALK_AHEAD,
         "LANES": tuning.THREADS,
         "num_warps": tuning.THREADS // 32,
     }

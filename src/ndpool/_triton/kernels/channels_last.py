@@ -40,6 +40,67 @@ def _window(o, starts, counts, size):
         return tl.load(starts + o), tl.load(counts + o)
 
 
+@triton.jit
+def _part(
+    best,
+    offset,
+    d,
+    h,
+    start,
+    x,
+    base,
+    half,
+    c,
+    inside,
+    column,
+    taps_h,
+    taps_w,
+    x_d,
+    x_h,
+    x_w,
+    kernel_h,
+    kernel_w,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+    PARTS: tl.constexpr,
+    WITH_OFFSETS: tl.constexpr,
+    OP: tl.constexpr,
+    IDENTITY: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """`best` and `offset` after ROWS times COLUMNS positions from row h and column `start` of the window on.
+
+    A function of its own: Triton translates the body of a loop twice, that of three nested loops eight times.
+    """
+    BITS: tl.constexpr = tl.int64 if COMPUTE == tl.float64 else tl.int32
+    found = ()
+    for r in tl.static_range(ROWS):
+        row = h + r % DOWN
+        w = start + r * ACROSS + column
+        at = base + (d * x_d + row * x_h + w * x_w) * UNIT + c[None, :]
+        there = inside & (w < taps_w)
+        if DOWN > 1:
+            there = there & (row + column * 0 < taps_h)
+        found = found + (load_or_identity(x + at, there, IDENTITY, COMPUTE),)
+    for r in tl.static_range(ROWS):
+        v = widen(found[r], COMPUTE)
+        if WITH_OFFSETS:
+            number = (d * kernel_h + h + r % DOWN) * kernel_w + start + r * ACROSS + column
+            number = number + tl.zeros([COLUMNS, WIDTH], tl.int32)
+            if PARTS == 2:
+                at = base + (start + column) * x_w * UNIT + c[None, :]
+                there = inside & (start + column < taps_w)
+                number = tl.load(x + half + at, mask=there, other=0).to(BITS, bitcast=True)
+            best, offset = merge(best, offset, v, number.to(tl.int32), OP, True)
+        else:
+            best = better(best, v, OP)
+    return best, offset
+
+
 @triton.jit(do_not_specialize=_FORWARD)
 def channels_last_forward_kernel(
     x,
@@ -125,30 +186,29 @@ def channels_last_forward_kernel(
     wait_for_previous()
     best = tl.full([COLUMNS, WIDTH], IDENTITY, COMPUTE)
     offset = tl.full([COLUMNS, WIDTH], NO_OFFSET, tl.int32)
+    given = (x, base, half, c, inside, column, taps_h, taps_w, x_d, x_h, x_w, kernel_h, kernel_w)
     for d in range(taps_d):
         for h in range(0, taps_h, DOWN):
             for start in range(0, taps_w, STEP):
-                found = ()
-                for r in tl.static_range(ROWS):
-                    row = h + r % DOWN
-                    w = start + r * ACROSS + column
-                    at = base + (d * x_d + row * x_h + w * x_w) * UNIT + c[None, :]
-                    there = inside & (w < taps_w)
-                    if DOWN > 1:
-                        there = there & (row + column * 0 < taps_h)
-                    found = found + (load_or_identity(x + at, there, IDENTITY, COMPUTE),)
-                for r in tl.static_range(ROWS):
-                    v = widen(found[r], COMPUTE)
-                    if WITH_OFFSETS:
-                        number = (d * kernel_h + h + r % DOWN) * kernel_w + start + r * ACROSS + column
-                        number = number + tl.zeros([COLUMNS, WIDTH], tl.int32)
-                        if PARTS == 2:
-                            at = base + (start + column) * x_w * UNIT + c[None, :]
-                            there = inside & (start + column < taps_w)
-                            number = tl.load(x + half + at, mask=there, other=0).to(BITS, bitcast=True)
-                        best, offset = merge(best, offset, v, number.to(tl.int32), OP, True)
-                    else:
-                        best = better(best, v, OP)
+                best, offset = _part(
+                    best,
+                    offset,
+                    d,
+                    h,
+                    start,
+                    *given,
+                    UNIT,
+                    WIDTH,
+                    COLUMNS,
+                    ROWS,
+                    DOWN,
+                    ACROSS,
+                    PARTS,
+                    WITH_OFFSETS,
+                    OP,
+                    IDENTITY,
+                    COMPUTE,
+                )
     to = l1 * y_1 + l2 * y_2 + od * y_d + oh * y_h + ow * y_w + c * y_c
     live = c < channels
     if OP == SUM:

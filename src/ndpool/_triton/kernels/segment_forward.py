@@ -30,14 +30,89 @@ _SIZES += ["kernel_h", "kernel_w", "divisor", "inverse"]
 
 
 @triton.jit
-def _reduce(
+def _part(
+    best,
+    offset,
+    d,
+    h,
+    column,
     x,
     base,
     window,
     live,
     slot,
     vector,
+    taps_h,
+    taps_w,
+    x_d,
+    x_h,
+    kernel_h,
+    kernel_w,
+    UNIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    VECTORS: tl.constexpr,
+    FULL: tl.constexpr,
+    ROWS: tl.constexpr,
+    OP: tl.constexpr,
+    WITH_OFFSETS: tl.constexpr,
+    NANS: tl.constexpr,
+    IDENTITY: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """`best` and `offset` after VECTORS times WIDTH elements of ROWS rows of the windows.
+
+    A function of its own: Triton translates the body of a loop twice, that of three nested loops eight times.
+    """
+    found = ()
+    befores = ()
+    for r in tl.static_range(ROWS):
+        row = h + r
+        if OP != SUM and ROWS > 1:
+            # The last row again changes nothing, and needs no mask.
+            row = tl.minimum(row, taps_h - 1)
+        at = base + d * x_d + row * x_h
+        before = (at & (UNIT - 1)).to(tl.int32)
+        at = tl.multiple_of(at - before, UNIT)[:, None] + (column + slot)
+        befores = befores + (before,)
+        there = live
+        if OP == SUM and ROWS > 1:
+            there = live & (h + r + window * 0 < taps_h)
+        for k in tl.static_range(VECTORS):
+            ok = there[:, None]
+            if k >= FULL:
+                ok = ok & (vector < (before + taps_w - (column + k * WIDTH))[:, None])
+            found = found + (load_or_identity(x + at + k * WIDTH, ok, IDENTITY, COMPUTE),)
+    for r in tl.static_range(ROWS):
+        for k in tl.static_range(VECTORS):
+            v = widen(found[r * VECTORS + k], COMPUTE)
+            first = column + k * WIDTH - befores[r]  # the tap at slot 0
+            if UNIT > 1 and k == 0:
+                v = tl.where(slot >= -first[:, None], v, IDENTITY)
+            if UNIT > 1 and k >= FULL:
+                v = tl.where(slot < (taps_w - first)[:, None], v, IDENTITY)
+            if WITH_OFFSETS:
+                row = tl.minimum(h + r, taps_h - 1)
+                number = ((d * kernel_h + row) * kernel_w + first)[:, None]
+                if NANS:
+                    wins = v != v
+                elif OP == MIN:
+                    wins = v < best
+                else:
+                    wins = v > best
+                offset = tl.where(wins, number + slot, offset)
+            best = better(best, v, OP)
+    return best, offset
+
+
+@triton.jit
+def _reduce(
     taps_d,
+    x,
+    base,
+    window,
+    live,
+    slot,
+    vector,
     taps_h,
     taps_w,
     x_d,
@@ -60,48 +135,29 @@ def _reduce(
     """Best value and offset per slot, of NaNs any offset; with NANS the offset of the last NaN."""
     best = tl.full([WINDOWS, WIDTH], IDENTITY, COMPUTE)
     offset = tl.full([WINDOWS, WIDTH], NO_OFFSET, tl.int32)
+    given = (x, base, window, live, slot, vector, taps_h, taps_w, x_d, x_h, kernel_h, kernel_w)
     for d in range(taps_d):
         for h in range(0, taps_h, ROWS):
             # Without a loop this is one iteration.
             for column in range(0, kernel_w + (UNIT - 1) if LOOP else 1, VECTORS * WIDTH):
-                found = ()
-                befores = ()
-                for r in tl.static_range(ROWS):
-                    row = h + r
-                    if OP != SUM and ROWS > 1:
-                        # The last row again changes nothing, and needs no mask.
-                        row = tl.minimum(row, taps_h - 1)
-                    at = base + d * x_d + row * x_h
-                    before = (at & (UNIT - 1)).to(tl.int32)
-                    at = tl.multiple_of(at - before, UNIT)[:, None] + (column + slot)
-                    befores = befores + (before,)
-                    there = live
-                    if OP == SUM and ROWS > 1:
-                        there = live & (h + r + window * 0 < taps_h)
-                    for k in tl.static_range(VECTORS):
-                        ok = there[:, None]
-                        if k >= FULL:
-                            ok = ok & (vector < (before + taps_w - (column + k * WIDTH))[:, None])
-                        found = found + (load_or_identity(x + at + k * WIDTH, ok, IDENTITY, COMPUTE),)
-                for r in tl.static_range(ROWS):
-                    for k in tl.static_range(VECTORS):
-                        v = widen(found[r * VECTORS + k], COMPUTE)
-                        first = column + k * WIDTH - befores[r]  # the tap at slot 0
-                        if UNIT > 1 and k == 0:
-                            v = tl.where(slot >= -first[:, None], v, IDENTITY)
-                        if UNIT > 1 and k >= FULL:
-                            v = tl.where(slot < (taps_w - first)[:, None], v, IDENTITY)
-                        if WITH_OFFSETS:
-                            row = tl.minimum(h + r, taps_h - 1)
-                            number = ((d * kernel_h + row) * kernel_w + first)[:, None]
-                            if NANS:
-                                wins = v != v
-                            elif OP == MIN:
-                                wins = v < best
-                            else:
-                                wins = v > best
-                            offset = tl.where(wins, number + slot, offset)
-                        best = better(best, v, OP)
+                best, offset = _part(
+                    best,
+                    offset,
+                    d,
+                    h,
+                    column,
+                    *given,
+                    UNIT,
+                    WIDTH,
+                    VECTORS,
+                    FULL,
+                    ROWS,
+                    OP,
+                    WITH_OFFSETS,
+                    NANS,
+                    IDENTITY,
+                    COMPUTE,
+                )
     return best, offset
 
 
@@ -183,16 +239,14 @@ def segment_forward_kernel(
     slot = tl.arange(0, WIDTH)[None, :]
     vector = slot // UNIT * UNIT
     wait_for_previous()
-    given = (x, base, window, live, slot, vector, taps_d, taps_h, taps_w, x_d, x_h, kernel_h, kernel_w)
+    given = (taps_d, x, base, window, live, slot, vector, taps_h, taps_w, x_d, x_h, kernel_h, kernel_w)
     best, offset = _reduce(
         *given, UNIT, WIDTH, VECTORS, FULL, ROWS, LOOP, WINDOWS, OP, KIND != 0, False, IDENTITY, COMPUTE
     )
     if KIND != 0 and COMPUTE.is_floating():
         if tl.max((best != best).to(tl.int32)) > 0:
-            # Row by row: what is rare need not be fast, but compiles sooner.
-            _, last = _reduce(
-                *given, UNIT, WIDTH, VECTORS, FULL, 1, LOOP, WINDOWS, OP, True, True, IDENTITY, COMPUTE
-            )
+            # Vector by vector: what is rare need not be fast, but compiles sooner.
+            _, last = _reduce(*given, UNIT, WIDTH, 1, 0, 1, True, WINDOWS, OP, True, True, IDENTITY, COMPUTE)
             offset = tl.where(best != best, last, offset)
     to = l1 * y_1 + l2 * y_2 + od * y_d + oh * y_h + ow * y_w
     if OP == SUM:

@@ -1,0 +1,90 @@
+"""Max pooling with overlapping windows, backward: the column kernel.
+
+Offsets must be those of the forward pass: the kernel relies on which elements windows share. With any other
+offsets the sums are meaningless, but no memory outside the arrays is touched. Called by `backward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ndpool._triton import tuning
+from ndpool._triton.kernels.column_backward import column_backward_kernel
+from ndpool._triton.launch import (
+    Launch,
+    lanes_for,
+    launcher,
+    layout_numbers,
+    layout_strides,
+    max_overlap,
+    optional,
+)
+from ndpool._triton.memory import Layout, channel_vector
+from ndpool.geometry import AxisPlan
+
+
+def _pays(axes: tuple[AxisPlan, ...], channels: bool, columns: bool) -> bool:
+    """Whether windows overlap so much that this is faster than blocks, and not so much that runs are."""
+    deep, high, wide = map(max_overlap, axes)
+    overlap, ones = deep * high * wide, all(a.stride == 1 for a in axes)
+    if min(high, wide) < tuning.COLUMN_EACH or overlap < tuning.COLUMN_OVERLAP[not ones]:
+        return False
+    most, rows = tuning.COLUMN_CHANNELS if channels else tuning.COLUMN_ROWS[columns]
+    if wide > most or axes[1].kernel > rows or deep * wide > tuning.COLUMN_DEEP[channels]:
+        return False
+    # Blocks of an odd stride are written element by element.
+    return channels or ones or axes[2].stride % 2 == 1 or overlap >= tuning.COLUMN_STRIDED
+
+
+def column_backward(
+    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, common: dict[str, Any]
+) -> Launch | None:
+    """Launcher for the column kernel, or None where others are faster."""
+    d, h, last = axes
+    rows = not layout.channels and layout.input_strides[5] == layout.output_strides[5] == 1
+    pitches = (last.size, last.out, *layout.input_strides[1:5], *layout.output_strides[1:5])
+    wide = tuning.COLUMN_VECTOR
+    columns = rows and last.stride == 1 and itemsize < 16 and not any(pitch % wide for pitch in pitches)
+    if any(a.origin > 0 for a in axes) or not _pays(axes, layout.channels, columns):
+        return None
+    if columns:
+        first, begin = divmod(-last.origin - last.kernel + 1, wide)
+        vec, loads = wide, -(-(begin + wide - 1 + last.kernel) // wide)
+        n_c, n_w = layout.sizes[0], last.size // vec
+    else:
+        vec = min(channel_vector(layout, itemsize), wide)
+        first, begin, loads = 0, 0, -(-last.kernel // last.stride)
+        n_c, n_w = layout.sizes[0] // vec, last.size
+    n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
+    lanes = lanes_for(n_lanes, tuning.THREADS)
+    # Chunks of rows read the outputs between them twice.
+    wanted = min(-(-tuning.COLUMN_LANES // (n_lanes * d.size)), h.size // (2 * h.kernel))
+    height = -(-h.size // max(1, wanted))
+    chunks = -(-h.size // height)
+    x_strides, y_strides = (
+        [s // vec for s in both] for both in (layout.input_strides, layout.output_strides)
+    )
+    if vec > 1:
+        x_strides[0] = y_strides[0] = 1
+    parts = [chunks, *optional(d.kernel > 1 or d.size > 1, d.size)]
+    numbers: list[Any] = layout_numbers(n_lanes, n_c, n_w, layout, *parts)
+    for both in (x_strides, y_strides):
+        numbers += [*layout_strides(both, layout)[:-1], *optional(not rows, both[5])]
+    numbers += [parts[1], h.size, d.out, h.out, last.out, parts[0], height]
+    shift = (last.kernel & -last.kernel).bit_length() - 1
+    inverse = pow(last.kernel >> shift, -1, 2**32)
+    constants = {key: common[key] for key in ("CHANNELS", "LEADS", "COMPUTE", "INT64")} | {
+        "INVERSE": inverse - (inverse >> 31 << 32),  # as a signed number
+        "SHIFT": shift,
+        "COLUMNS": columns,
+        "FIRST": first * wide,
+        "BEGIN": begin,
+        "LOADS": loads,
+        "VEC": vec,
+        "LANES": lanes,
+        "num_warps": lanes // 32,
+    }
+    for name, a in zip("DHW", axes, strict=True):
+        constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"P{name}": -a.origin}
+    grid = -(-n_lanes // lanes) * d.size * chunks
+    return launcher(column_backward_kernel, grid, numbers, constants, [], itemsize < 16)
