@@ -356,21 +356,22 @@ def _prepare_cuda(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
     forward = _launches(call, x, last)
     if forward is None:
         return None
-    training: Any = False  # made with the first training step
+    train: Any = False  # made with the first training step
     start: Any = None  # a single kernel, once it is compiled
     new, new_extra, run, indices = forward.new, forward.new_extra, forward.run, call.extra == INDEX64
     device, several = x.get_device(), torch.cuda.device_count() > 1
 
     def prepared(x: Tensor, out: Any) -> Any:
-        nonlocal training, start
+        nonlocal train, start
         address = x.data_ptr()
         if out is not None or not address or address % 16 or (several and device != _current_device()):
             return None
         try:
             if x.requires_grad and is_grad_enabled():
-                if training is False:
+                if train is False:
                     training = _training(call, x, forward)
-                return None if training is None else _train_cuda(x, training)
+                    train = None if training is None else _train_cuda(training, device)
+                return None if train is None else train(x)
             y = new()
             extra = new_extra() if indices else y
             if start is None or _record.recording:
@@ -427,44 +428,55 @@ def _chain(before: list[tuple[Any, Callable[[], Tensor]]], last: Any) -> Callabl
     return run
 
 
-class TrainCuda(Function):
+def _train_cuda(t: Launches, device: int) -> Callable[[Tensor], Tensor]:
     """A prepared CUDA call with its backward pass, in reverse mode alone.
 
-    The backward pass runs in another thread, which has to be woken, so that each step there takes several
-    times as long as here.
+    Each prepared call has a class, as on the CPU. The backward pass runs in another thread, which has to be
+    woken, so that each step there takes several times as long as here.
     """
+    has_offsets, new, new_extra, new_grad = t.has_offsets, t.new, t.new_extra, t.new_grad
+    run, run_back, several = t.run, t.backward, t.several
+    start: Any = None  # single kernels, once they are compiled
+    start_back: Any = None
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, t: Launches) -> Tensor:
-        y: Tensor = t.new()
-        ctx.launches = t
-        if t.has_offsets:
-            offsets = t.new_extra()
-            t.run(x, y, offsets)
-            ctx.save_for_backward(offsets)
-        else:
-            t.run(x, y, y)
-        return y
+    class TrainCuda(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            nonlocal start
+            y: Tensor = new()
+            offsets = new_extra() if has_offsets else y
+            if start is None or _record.recording:
+                run(x, y, offsets)
+                start = getattr(run, "start", None)
+            else:
+                start(_current_stream(device), x.data_ptr(), y.data_ptr(), offsets.data_ptr())
+            if has_offsets:
+                ctx.save_for_backward(offsets)
+            return y
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        t = ctx.launches
-        offsets, address = grad, grad.data_ptr()
-        fits = grad.stride() == t.stride and address and not address % 16
-        if t.has_offsets:
-            (offsets,) = ctx.saved_tensors
-            # Hooks of saved tensors may have changed the offsets.
-            other = offsets.data_ptr() if offsets.is_cuda else 0
-            fits = fits and offsets.stride() == t.stride and other and not other % 16
-        if t.several:
-            fits = fits and grad.get_device() == offsets.get_device() == _current_device()
-        if fits and t.backward is not None and undifferentiated(grad):
-            result = t.new_grad()
-            t.backward(grad, offsets, result)
-            return result, None
-        if t.has_offsets:
-            return max_backward(grad, offsets, t.call, t.last), None
-        return sum_backward(grad, t.call, t.last), None
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            nonlocal start_back
+            offsets = grad
+            address = other = grad.data_ptr()
+            fits = grad.stride() == t.stride and address and not address % 16
+            if has_offsets:
+                (offsets,) = ctx.saved_tensors
+                # Hooks of saved tensors may have changed the offsets.
+                other = offsets.data_ptr() if offsets.is_cuda else 0
+                fits = fits and offsets.stride() == t.stride and other and not other % 16
+            if several:
+                fits = fits and grad.get_device() == offsets.get_device() == device == _current_device()
+            if fits and run_back is not None and undifferentiated(grad):
+                result = new_grad()
+                if start_back is None or _record.recording:
+                    run_back(grad, offsets, result)
+                    start_back = getattr(run_back, "start", None)
+                else:
+                    start_back(_current_stream(device), address, other, result.data_ptr())
+                return result
+            if has_offsets:
+                return max_backward(grad, offsets, t.call, t.last)
+            return sum_backward(grad, t.call, t.last)
 
-
-_train_cuda = direct(TrainCuda)
+    return direct(TrainCuda)
