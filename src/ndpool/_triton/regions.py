@@ -37,7 +37,7 @@ def _tables(
     runs = [_runs(axis) for axis in axes]
     shape = [len(firsts) for _, firsts, _, _ in runs]
     most = [int((ends - firsts).max(initial=1)) for _, firsts, ends, _ in runs]
-    if prod(shape) > tuning.REGIONS or prod(most) > tuning.REGION_OVERLAP:
+    if prod(shape) > tuning.REGIONS or prod(most) > 8:
         return None
     # The table sizes depend on the output size only: new input sizes must not compile new kernels.
     n_regions, n_windows = prod(shape), prod(most)

@@ -227,6 +227,12 @@ def _walks(task: _Task) -> bool:
     return not sums and h.stride == d.kernel == 1 and least <= h.kernel <= most
 
 
+def _step(task: _Task, block: _Block) -> int:
+    """Rows that a walk reads at a time: more where few registers are needed for each."""
+    few = block.columns and block.vec <= 4 and task.axes[1].kernel < 6 and not task.with_offsets
+    return tuning.WALK_STEP[not few]
+
+
 def strip(
     axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, common: dict[str, Any]
 ) -> Launch | None:
@@ -241,8 +247,7 @@ def strip(
     block = along or _side_by_side(task)
     if walk:
         block = block._replace(loop_h=False)
-    step = tuning.WALK_STEP[task.with_offsets or not block.columns]
-    rows = step if walk else _rows(task, block, tall)
+    rows = _step(task, block) if walk else _rows(task, block, tall)
     down = rows if walk else 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
     if d.kernel * down * block.across(last) > tuning.UNROLLED:
         return None

@@ -13,7 +13,7 @@ PROGRAMS = 2112  # that fill a large device
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
 FEW_OUTPUTS = 2**21  # below which channels-last windows of stride 2 and more are computed row by row
 WALK_ROWS = 4, 12  # of a window of stride 1, for which lanes walk down the rows and keep what they have read
-WALK_STEP = 8, 4  # rows at a time: of values along rows, and of channels or with offsets
+WALK_STEP = 8, 4  # rows at a time
 WALK_LANES = 2**19  # that fill the device
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
 NORM_TAPS = 256  # likewise, of norms: more are left to powers, an average and roots
@@ -77,6 +77,5 @@ SUM_OVERLAP = 36  # windows that contain one input, from which this holds for an
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 256  # that one byte can number
-REGION_OVERLAP = 16  # windows that contain one input, up to which this pays
 
 BLOCK = 1024  # elements per program of unpooling
