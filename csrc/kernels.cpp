@@ -36,12 +36,17 @@ Kernel backward_along(const Problem& p) {
   return p.x_type == Dtype::f64 ? backward_kernel<double>(p) : backward_kernel<float>(p);
 }
 
-template <> Kernel SideBySide<Over::outputs>::chosen(const Problem& inner) { return along_rows(inner); }
-template <> Kernel SideBySide<Over::inputs>::chosen(const Problem& inner) { return backward_along(inner); }
-
 // Rows too short for vectors: planes side by side, where rows have no engine of their own. Disjoint windows that are long
 // enough go along the row all the same.
 constexpr int64_t short_row = 32, short_halves = 64, short_window = 4, short_windows = 13;
+
+// The longest rows that are faster side by side than by the general engine, if there is a plane for every lane.
+int64_t longest_beside(const Problem& p) {
+  const bool codes = p.extra != Extra::none, picks = p.op != Op::sum, signal = p.n_axes == 1;
+  if (p.x_type == Dtype::f64) return codes ? (signal ? 96 : 160) : picks ? 64 : short_row;
+  if (p.x_type == Dtype::f32) return codes ? (signal ? 144 : 192) : picks ? 96 : 64;
+  return p.x_type >= Dtype::f16 ? 192 : short_row;
+}
 
 // Whether an engine is slow along such rows: those that go by windows where there is hardly a vector of them, and halves
 // row by row, which are converted again for every row.
@@ -51,8 +56,8 @@ bool slow_along(std::string_view engine, const Problem& p) {
   const int64_t lanes = vector_bytes / most(4, size_of(p.x_type));
   if (engine == "sliding" && halves)
     return 2 * p.planes >= lanes && last.size <= (p.extra == Extra::none ? short_halves : short_row);
+  if (engine == "rows") return last.size <= (p.planes < lanes ? short_row : longest_beside(p));
   if (last.size > short_row) return false;
-  if (engine == "rows") return true;
   if (engine == "blocks") {
     if (p.extra != Extra::none) return last.kernel <= short_row;
     if (p.planes < lanes || (p.n_axes > 2 && p.x_type == Dtype::f64)) return false;
@@ -63,37 +68,46 @@ bool slow_along(std::string_view engine, const Problem& p) {
          (halves ? 2 : 1) * p.planes >= lanes;
 }
 
-Kernel forward_of(const Problem& p) {
-  const Kernel along = along_rows(p);
-  return slow_along(along.engine, p) && SideBySide<Over::outputs>::serves(p)
-             ? kernel_of<SideBySide<Over::outputs>>()
-             : along;
+// Norms of large windows have the engine of any window alone.
+Kernel norms(const Problem& p) {
+  const bool single = p.x_type >= Dtype::f16 && p.x_type <= Dtype::f32 && p.y_type != Dtype::f64;
+  const Kernel found =
+      single ? first_serving<Norms<float, Over::outputs>>(p) : first_serving<Norms<double, Over::outputs>>(p);
+  return found.run ? found : along_rows(p);
 }
 
-Kernel backward_of(const Problem& p) {
-  using Planes = SideBySide<Over::inputs>;
-  return short_sums(p) && Planes::serves(p) ? kernel_of<Planes>() : backward_along(p);
+Kernel gradients_of_norms(const Problem& p) {
+  return p.x_type == Dtype::f64 ? kernel_of<Norms<double, Over::inputs>>()
+                                : kernel_of<Norms<float, Over::inputs>>();
 }
 
-template <class V, Over work> Kernel Norms<V, work>::chosen(const Problem& inner) {
-  return work == Over::outputs ? forward_of(inner) : backward_of(inner);
+template <> Kernel SideBySide<Over::outputs>::chosen(const Problem& inner) {
+  return inner.op == Op::lp ? norms(inner) : along_rows(inner);
+}
+template <> Kernel SideBySide<Over::inputs>::chosen(const Problem& inner) {
+  return inner.op == Op::lp ? gradients_of_norms(inner) : backward_along(inner);
 }
 
 Kernel forward(const Problem& p) {
+  using Planes = SideBySide<Over::outputs>;
   if (p.op == Op::lp) {
-    const bool single = p.x_type >= Dtype::f16 && p.x_type <= Dtype::f32 && p.y_type != Dtype::f64;
-    const Kernel found = single ? first_serving<Norms<float, Over::outputs>>(p)
-                                : first_serving<Norms<double, Over::outputs>>(p);
-    if (found.run) return found;
+    Problem sums = p;
+    sums.op = Op::sum;
+    if (p.y_type < Dtype::f32) sums.x_type = sums.y_type = Dtype::f32;
+    return slow_along(along_rows(sums).engine, sums) && Planes::serves(p) ? kernel_of<Planes>() : norms(p);
   }
-  return forward_of(p);
+  const Kernel along = along_rows(p);
+  return slow_along(along.engine, p) && Planes::serves(p) ? kernel_of<Planes>() : along;
 }
 
 Kernel backward(const Problem& p) {
-  if (p.op == Op::lp)
-    return p.x_type == Dtype::f64 ? kernel_of<Norms<double, Over::inputs>>()
-                                  : kernel_of<Norms<float, Over::inputs>>();
-  return backward_of(p);
+  using Planes = SideBySide<Over::inputs>;
+  if (short_sums(p) && Planes::serves(p)) return kernel_of<Planes>();
+  return p.op == Op::lp ? gradients_of_norms(p) : backward_along(p);
+}
+
+template <class V, Over work> Kernel Norms<V, work>::chosen(const Problem& inner) {
+  return work == Over::outputs ? ndpool::forward(inner) : ndpool::backward(inner);
 }
 
 }  // namespace

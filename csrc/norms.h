@@ -326,16 +326,24 @@ private:
       first[a] = forward ? at_[a] : from.first;
       count[a] = forward ? sizes_.box[a] : from.count;
     }
-    const auto share_at = [&](int a, int64_t j) {
-      const int64_t o = first[a] + j;
+    const auto share_of = [&](int a, int64_t o) {
       return o >= 0 && o < p_.axes[a].out ? most(1, share(p_.axes[a], o)) : 1;
     };
-    for (const V* const end = to + n; to < end;) {
+    const Axis& columns = p_.axes[last];
+    const Range whole = columns.kernel == columns.uncropped ? interior(columns, 0, columns.out) : Range{0, 0};
+    for (const V* const end = to + n; to < end; to += count[last] * sizes_.lanes) {
       int64_t outer = 1;
-      for (int a = 0; a < last; ++a) outer *= share_at(a, index[a]);
-      for (int64_t j = 0; j < count[last]; ++j, to += sizes_.lanes) {
-        const int64_t by = outer * share_at(last, j);
-        if (by != taps_) in_vectors(sizes_.lanes, [&](int64_t c) { to[c] = to[c] / V(by) * taps; });
+      for (int a = 0; a < last; ++a) outer *= share_of(a, first[a] + index[a]);
+      const auto divide = [&](int64_t o, int64_t outputs) {
+        const int64_t by = outer * share_of(last, o);
+        V* const at = to + (o - first[last]) * sizes_.lanes;
+        if (by != taps_) in_vectors(outputs * sizes_.lanes, [&](int64_t j) { at[j] = at[j] / V(by) * taps; });
+      };
+      for (int64_t o = first[last], after = o + count[last]; o < after;) {
+        const bool inside = o >= whole.lo && o < whole.hi;
+        const int64_t outputs = inside ? least(after, whole.hi) - o : 1;
+        divide(o, outputs);
+        o += outputs;
       }
       for (int a = last - 1; a >= 0 && ++index[a] == count[a]; --a) index[a] = 0;
     }

@@ -121,7 +121,7 @@ template <Over work> struct SideBySide {
   static constexpr int most_lanes = 64;
   using Choose = Kernel (*)(const Problem&);
 
-  static int arrays(const Problem& p, Transposed (&list)[3]) {
+  static int arrays(const Problem& p, Transposed (&list)[4]) {
     int n = 0;
     const bool forward = work == Over::outputs;
     const int64_t x = size_of(p.x_type), y = size_of(p.y_type);
@@ -129,11 +129,15 @@ template <Over work> struct SideBySide {
     list[n++] = {&p.y, &Problem::y, y, work, false, true};
     if (p.extra != Extra::none)
       list[n++] = {&p.extra_array, &Problem::extra_array, size_of(p.extra), Over::outputs, !forward, forward};
+    if (!forward && p.op == Op::lp) {
+      list[n++] = {&p.aux, &Problem::aux, x, Over::outputs, true, false};
+      list[n++] = {&p.extra_array, &Problem::extra_array, y, Over::inputs, true, false};
+    }
     return n;
   }
 
   static int64_t plane_bytes(const Problem& p) {
-    Transposed list[3];
+    Transposed list[4];
     int64_t bytes = 0;
     for (int k = arrays(p, list) - 1; k >= 0; --k) bytes += plane_elements(p, list[k].over) * list[k].item;
     return bytes;
@@ -175,7 +179,7 @@ template <Over work> struct SideBySide {
     Problem inner = inside(p);
     chosen(inner).prepare(inner);
     p.scratch = inner.scratch + 64;
-    Transposed list[3];
+    Transposed list[4];
     for (int k = arrays(p, list) - 1; k >= 0; --k)
       p.scratch += Scratch::bytes<char>(plane_elements(p, list[k].over) * p.tile * list[k].item);
   }
@@ -199,7 +203,7 @@ template <Over work> struct SideBySide {
     inner.norm = p.norm;
     inner.stops = p.stops;
     inner.watch = p.watch;
-    Transposed list[3];
+    Transposed list[4];
     for (int k = arrays(p, list) - 1; k >= 0; --k) {
       Array& array = inner.*list[k].to;
       array.lane = list[k].item;
@@ -217,7 +221,7 @@ template <Over work> struct SideBySide {
     const int64_t lanes = p.tile;
     Problem inner = inside(p);
     const Kernel kernel = chosen(inner);
-    Transposed list[3];
+    Transposed list[4];
     const int n = arrays(p, list);
     for (int k = 0; k < n; ++k)
       (inner.*list[k].to).data = scratch.take<char>(plane_elements(p, list[k].over) * lanes * list[k].item);

@@ -38,7 +38,7 @@ public:
         !stored_as<S>(p.y_type))
       return false;
     // Short rows and windows of several slabs are scattered faster.
-    if ((last.step > 1 && last.size < 64) || most_slabs(p) > 1) return false;
+    if (last.size < least_row(last) || most_slabs(p) > 1) return false;
     if (p.n_axes > 2 && last.size < 4 * N) return false;
     int64_t rows = 1;
     if (p.n_axes > 1) {
@@ -47,6 +47,12 @@ public:
       if (a.regular()) rows = least(rows, a.kernel);  // of dilated windows not all hold what they reach over
     }
     return rows <= (last.stride == 1 ? 3 : most_listed);
+  }
+
+  static int64_t least_row(const Axis& last) {
+    if (last.step > 1) return 64;
+    if (last.stride == 2) return last.kernel == 2 ? (is_half<S> ? 24 : 10) : is_half<S> ? 48 : 40;
+    return last.kernel == 2 ? 40 : 28;
   }
 
   static void prepare(Problem& p) {

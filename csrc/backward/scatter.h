@@ -19,6 +19,7 @@ template <class V> class Scatter {
   static constexpr int64_t most_outputs = 1 << 14;  // whose places are found at a time
   static constexpr int64_t box_size = 1 << 14, largest_box = 1 << 17, least_box = 1 << 11;  // elements
   static constexpr int64_t least_units = 8;
+  static constexpr int64_t least_row = 16, long_row = 128;  // outputs of a row that is scattered for itself
 
 public:
   static constexpr const char* engine = "max_backward_scatter";
@@ -95,7 +96,8 @@ private:
     int64_t tile = most(box_size / inner, least(4 * axis.kernel * axis.step, largest_box / inner));
     if (axis.kernel == 1) tile = least(tile, most_outputs / most(1, outputs));
     tile = most(1, least(axis.size, tile));
-    while (tile > 1 && tile * inner > least_box && outer * ceil_div(axis.size, tile) < least_units)
+    while (tile > 2 * axis.kernel * axis.step && tile * inner > least_box &&
+           outer * ceil_div(axis.size, tile) < least_units)
       tile = (tile + 1) / 2;
     return {split, tile, outer / p.planes * ceil_div(axis.size, tile)};
   }
@@ -121,9 +123,9 @@ private:
     }
     room_ = most(p.lanes, outputs);
     at_ = scratch.take<Place>(room_ + L);
-    column_at_ = scratch.take<Place>(room_);
-    column_lead_ = scratch.take<Place>(room_);
-    column_taps_ = scratch.take<Place>(room_);
+    column_at_ = scratch.take<Place>(room_ + L);
+    column_lead_ = scratch.take<Place>(room_ + L);
+    column_taps_ = scratch.take<Place>(room_ + L);
     for (int a = 0; a < p.n_axes; ++a) {
       if (a < last_ && axes_[a].kernel == 1) continue;
       lead_[a] = scratch.take<Place>(room_ + L);
@@ -196,7 +198,10 @@ private:
   // their type. Where there are results as well, the sums that were touched go there.
   void add(int64_t plane, void* sums, char* results = nullptr) {
     if (rows_ == 0 || columns_ == 0) return;
-    const int64_t columns = least(columns_, most(1, room_ / p_.lanes));
+    const int64_t columns = least(columns_, most(1, room_ / p_.lanes)), row = columns_ * p_.lanes;
+    // Places that are found at once can be found again for other planes.
+    if (!results && row >= (folded_ && split_ == 0 ? long_row : least_row))
+      return add_rows(plane, columns, sums);
     int64_t rows = columns < columns_ ? 1 : most(1, room_ / (columns_ * p_.lanes));
     if (rows > plane_rows_) rows -= rows % plane_rows_;
     for (int64_t r = 0; r < rows_; r += rows)
@@ -222,19 +227,129 @@ private:
     }
   }
 
-  // For each output: where its first nominal tap stands in the box, and which taps of each axis stand in it.
-  void lay_out(const Part& part) {
-    int64_t n = 0;
-    for (int64_t c = part.column; c < part.column_end; ++c) {
+  // Where the first nominal taps of some outputs of a row stand in the box, and which of their taps stand in it.
+  void lay_out_columns(int64_t column, int64_t end) {
+    const Axis& axis = axes_[last_];
+    const int64_t from = from_[last_], size = to_[last_] - from, first = outs_[last_].lo + column;
+    if (axis.regular() && axis.step == 1 && p_.lanes == 1 && axis.kernel < 1 << 29 && axis.stride < 1 << 14) {
+      const auto begin = std::int32_t(begin_of(axis, first) - from), stride = std::int32_t(axis.stride),
+                 kernel = std::int32_t(axis.kernel), after = std::int32_t(size);
+      in_vectors(end - column, [&, at = column_at_, lead = column_lead_, taps = column_taps_](int64_t j) {
+        const std::int32_t x = begin + std::int32_t(j) * stride, start = x > 0 ? x : 0;
+        const std::int32_t stop = x + kernel < after ? x + kernel : after;
+        at[j] = Place(x);
+        lead[j] = Place(start - x < kernel ? start - x : kernel - 1);
+        taps[j] = Place(stop > start ? stop - start : 0);
+      });
+      return;
+    }
+    for (int64_t c = column, n = 0; c < end; ++c) {
       const int64_t o = outs_[last_].lo + c;
-      const Window w = window(axes_[last_], o, from_[last_], to_[last_]);
-      const int64_t at = (begin_of(axes_[last_], o) - from_[last_]) * p_.lanes;
+      const Window w = window(axis, o, from, to_[last_]);
+      const int64_t at = (begin_of(axis, o) - from) * p_.lanes;
       for (int64_t lane = 0; lane < p_.lanes; ++lane, ++n) {
         column_at_[n] = Place(at + lane);
         column_lead_[n] = Place(w.lead);
         column_taps_[n] = Place(w.taps);
       }
     }
+  }
+
+  // Row by row: each stands at one place of the outer axes, and all have the same columns.
+  void add_rows(int64_t plane, int64_t columns, void* sums) {
+    const char *grad = plane_of(p_, p_.x, plane) + outs_[last_].lo * p_.x.pooled[last_],
+               *offset = plane_of(p_, p_.extra_array, plane) + outs_[last_].lo * p_.extra_array.pooled[last_];
+    for (int a = 0; a < last_; ++a) {
+      grad += outs_[a].lo * p_.x.pooled[a];
+      offset += outs_[a].lo * p_.extra_array.pooled[a];
+    }
+    int64_t index[max_axes] = {};
+    for (int a = 0; a >= 0;) {
+      RowPlace row;
+      bool reaches = true;
+      for (int b = 0; b < last_; ++b) {
+        const int64_t o = outs_[b].lo + index[b];
+        const Window w = window(axes_[b], o, from_[b], to_[b]);
+        row.at += Place((begin_of(axes_[b], o) - from_[b]) * pitch_[b]);
+        row.lead[b] = Place(w.lead);
+        row.taps[b] = Place(w.taps);
+        reaches &= w.taps > 0;
+      }
+      for (int64_t c = 0; reaches && c < columns_; c += columns) {
+        const int64_t end = least(columns_, c + columns);
+        if (!laid_out_) lay_out_columns(c, end);
+        laid_out_ = columns == columns_;
+        const char *grads = grad + c * p_.x.pooled[last_],
+                   *offsets = offset + c * p_.extra_array.pooled[last_];
+        offset_item_ == 1 ? add_row<std::uint8_t>(row, grads, offsets, end - c, sums)
+                          : add_row<std::int32_t>(row, grads, offsets, end - c, sums);
+      }
+      for (a = last_ - 1; a >= 0; --a) {
+        grad += p_.x.pooled[a];
+        offset += p_.extra_array.pooled[a];
+        if (++index[a] < outs_[a].hi - outs_[a].lo) break;
+        grad -= index[a] * p_.x.pooled[a];
+        offset -= index[a] * p_.extra_array.pooled[a];
+        index[a] = 0;
+      }
+    }
+  }
+
+  struct RowPlace {
+    Place at = 0, lead[max_axes], taps[max_axes];  // in the box, and along the outer axes
+  };
+
+  template <class Offset>
+  void add_row(const RowPlace& row, const char* grad, const char* offset, int64_t columns, void* sums) {
+    const int64_t n = columns * p_.lanes;
+    const Row grads{const_cast<char*>(grad), p_.x.pooled[last_], p_.x.lane, columns, p_.lanes},
+        extra{const_cast<char*>(offset), p_.extra_array.pooled[last_], p_.extra_array.lane, columns,
+              p_.lanes};
+    const Offset* offsets = reinterpret_cast<const Offset*>(offset);
+    if (!extra.packed(sizeof(Offset)) || !readable_.holds(offsets, whole_vectors<Place>(n))) {
+      Offset* const copy = reinterpret_cast<Offset*>(offsets_);
+      each<Offset>(extra, [copy](Offset& o, int64_t j) { copy[j] = o; });
+      offsets = copy;
+    }
+    const Place codes = Place(codes_ - 1);
+    for (int64_t j = 0; j < n; j += L) {
+      Places rest = widened<Place, L>(offsets + j), place = read<Place, L>(column_at_ + j) + row.at;
+      auto inside = rest <= codes;
+      for (int a = last_; a >= 0; --a) {
+        const Place kernel = Place(axes_[a].kernel);
+        if (kernel == 1 && a < last_) continue;
+        const Places quotient = a == 0 ? Places{} : over(rest, kernel, inverse_[a]),
+                     tap = rest - quotient * kernel;
+        inside &= a == last_ ? tap - read<Place, L>(column_lead_ + j) < read<Place, L>(column_taps_ + j)
+                             : tap - row.lead[a] < Places{} + row.taps[a];
+        place += tap * Place(axes_[a].step * pitch_[a]);
+        rest = quotient;
+      }
+      write(places_ + j, inside ? place : Places{} + nowhere);
+    }
+    if (!adds_)
+      return item_ == 2 ? place_row<std::uint16_t>(grads, sums) : place_row<UnsignedLike<V>>(grads, sums);
+    const V* from = reinterpret_cast<const V*>(grad);
+    if (!stored_as<V>(p_.x_type) || !grads.packed(sizeof(V))) {
+      load_(grads, grads_);
+      from = grads_;
+    }
+    V* const to = static_cast<V*>(sums);
+    for (int64_t j = 0; j < n; ++j)
+      if (places_[j] != nowhere) to[places_[j]] += from[j];
+  }
+
+  // Gradients as they are to where they belong, by their bits; of zeros the positive one, as a sum would be.
+  template <class Bits> void place_row(const Row& grads, void* results) const {
+    each<const Bits>(grads, [&, to = static_cast<Bits*>(results)](const Bits& grad, int64_t j) {
+      if (places_[j] != nowhere) to[places_[j]] = Bits(grad << 1) ? grad : Bits(0);
+    });
+  }
+
+  // For each output: where its first nominal tap stands in the box, and which taps of each axis stand in it.
+  void lay_out(const Part& part) {
+    const int64_t n = (part.column_end - part.column) * p_.lanes;
+    lay_out_columns(part.column, part.column_end);
     int64_t o[max_axes];
     for (int64_t r = part.row, j = 0; r < part.row_end; ++r, j += n) {
       find_row(r, o);

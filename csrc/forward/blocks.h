@@ -33,7 +33,15 @@ template <class R, class S, bool coded> struct Blocks {
       const Axis& axis = p.axes[a];
       if (axis.regular() ? axis.stride < axis.kernel && axis.out > 1 : axis.table_stride != 0) return false;
     }
-    return true;
+    return !coded || !split_faster(p);
+  }
+
+  // Codes of small windows whose width does not divide a vector are found one by one: of a few rows the general engine,
+  // which brings their columns side by side, is faster.
+  static bool split_faster(const Problem& p) {
+    const Axis& last = p.axes[p.n_axes - 1];
+    return p.n_axes < 3 && last.regular() && last.out > 1 && last.stride <= 8 &&
+           (last.kernel & (last.kernel - 1)) && (p.n_axes == 1 || p.axes[0].kernel * last.kernel <= 9);
   }
 
   static void prepare(Problem& p) {

@@ -25,20 +25,30 @@ static inline int64_t square_kernel(const Problem& p, int64_t step = 1) {
 
 static inline bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
 
-// Codes to what is stored: bytes, ints, or positions in the plane.
+// Codes to what is stored: bytes, ints, or positions in the plane. A position is that of the window's first nominal tap, and
+// for each axis as many steps as the quotient of the code by the taps of the axes behind it says; a step of one axis ends
+// those of the next.
 class Codes {
 public:
-  Codes(const Problem& p) : p_(p) {
-    int64_t pitch = 1, taps = 1;
+  Codes(const Problem& p, Scratch& scratch) : p_(p), columns_(scratch.take<int64_t>(length(p))) {
+    int64_t pitch = 1, before = 0;
+    std::uint64_t taps = 1;
     for (int a = p.n_axes - 1; a >= 0; --a) {
+      const int64_t step = p.axes[a].step * pitch;
       pitch_[a] = pitch;
+      taps_[a] = Code(taps);
+      steps_[a] = step - before;
       pitch *= p.axes[a].size;
-      taps_[a] = taps;
-      taps *= p.axes[a].kernel;
+      taps *= std::uint64_t(p.axes[a].kernel);
+      before = step * p.axes[a].kernel;
     }
+    // A product with the inverse is the quotient of all codes if they are small enough.
+    for (int a = 0; a < p.n_axes; ++a)
+      inverse_[a] = taps * taps_[a] < 1ull << 32 ? (1ull << 32) / taps_[a] + 1 : 0;
   }
+  static int64_t bytes(const Problem& p) { return Scratch::bytes<int64_t>(length(p)); }
 
-  void store(const Code* codes, const Walk<Over::outputs>& walk, const Row& row) const {
+  void store(const Code* codes, const Walk<Over::outputs>& walk, const Row& row) {
     if (p_.extra == Extra::offset8)
       each<std::uint8_t>(row, [codes](std::uint8_t& o, int64_t j) { o = std::uint8_t(codes[j]); });
     else if (p_.extra == Extra::offset32)
@@ -48,29 +58,46 @@ public:
   }
 
 private:
-  void store_positions(const Code* codes, const Walk<Over::outputs>& walk, const Row& row) const {
+  static int64_t length(const Problem& p) { return p.extra == Extra::index64 ? p.tile * p.lanes : 0; }
+
+  void store_positions(const Code* codes, const Walk<Over::outputs>& walk, const Row& row) {
     const int outer = p_.n_axes - 1;
     const Axis& last = walk.last();
-    int64_t base = 0;
-    for (int a = 0; a < outer; ++a) base += begin_of(walk.axis(a), walk.at(a)) * pitch_[a];
-    for (int64_t j = 0, o = walk.tile_begin(); j < row.n; ++j, ++o) {
-      const int64_t here = base + begin_of(last, o);
-      for (int64_t c = 0; c < row.lanes; ++c) {
-        Code code = codes[j * row.lanes + c];
-        int64_t position = here;
-        for (int a = 0; a < outer; ++a) {
-          const Code tap = code / Code(taps_[a]);
-          code -= tap * Code(taps_[a]);
-          position += tap * p_.axes[a].step * pitch_[a];
-        }
-        position += code * last.step;
-        *reinterpret_cast<int64_t*>(row.data + j * row.stride + c * row.lane) = position;
-      }
+    if (tile_ != walk.tile_begin() || last.table_stride) {
+      tile_ = walk.tile_begin();
+      for (int64_t j = 0, k = 0; j < row.n; ++j)
+        for (int64_t c = 0; c < row.lanes; ++c) columns_[k++] = begin_of(last, tile_ + j);
     }
+    int64_t base = 0;
+    bool quick = true;
+    for (int a = 0; a < outer; ++a) {
+      base += begin_of(walk.axis(a), walk.at(a)) * pitch_[a];
+      quick &= inverse_[a] != 0;
+    }
+    const auto all = [&](auto quotients) __attribute__((always_inline)) {
+      each<int64_t>(row, [=, columns = columns_, step = steps_[outer]](int64_t& to, int64_t j) {
+        to = base + columns[j] + codes[j] * step + quotients(codes[j]);
+      });
+    };
+    const auto part = [this](int a) {
+      return [by = inverse_[a], step = steps_[a]](Code code) { return int64_t(code * by >> 32) * step; };
+    };
+    if (outer == 0) return all([](Code) { return int64_t(0); });
+    if (outer == 1 && quick) return all(part(0));
+    if (outer == 2 && quick)
+      return all([first = part(0), second = part(1)](Code code) { return first(code) + second(code); });
+    all([this, outer](Code code) {
+      int64_t sum = 0;
+      for (int a = 0; a < outer; ++a) sum += int64_t(code / taps_[a]) * steps_[a];
+      return sum;
+    });
   }
 
   const Problem& p_;
-  int64_t pitch_[max_axes], taps_[max_axes];
+  int64_t* columns_;  // where the windows of a tile begin
+  int64_t tile_ = -1, pitch_[max_axes], steps_[max_axes];
+  Code taps_[max_axes];  // of the axes behind
+  std::uint64_t inverse_[max_axes];
 };
 
 // The nearest tap of a window that may lie outside the input altogether: what an empty window's code says.
@@ -169,10 +196,12 @@ template <class R, bool coded, class Source = Input<typename R::V>> struct Rows 
   static void prepare(Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
     set_tiles(p, (last.stride * 3 + 2 + collected(p)) * p.lanes * int64_t(sizeof(V)), last.out);
-    p.scratch = Scratch::bytes<V>(p.tile * p.lanes * collected(p)) + RowSet::bytes(p) +
+    p.scratch = Codes::bytes(p) + Scratch::bytes<V>(p.tile * p.lanes * collected(p)) + RowSet::bytes(p) +
                 group * Scratch::bytes<V>(input_length(p)) + 2 * Scratch::bytes<V>(row_length(p)) +
                 Scratch::bytes<V>(interleaved * p.lanes + N) +
-                (coded ? 2 * Scratch::bytes<V>(row_length(p)) + 3 * Scratch::bytes<Code>(row_length(p)) : 0);
+                (coded ? Scratch::bytes<V>(row_length(p)) + 2 * Scratch::bytes<Code>(row_length(p)) +
+                             Scratch::bytes<V>(split_length(p)) + Scratch::bytes<Code>(split_length(p))
+                       : 0);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -188,7 +217,7 @@ private:
   const Problem& p_;
   const Source input_;
   const Store<V> store_;
-  const Codes codes_;
+  Codes codes_;
   V* buffers_[group];
   Coded<V> row_{}, everywhere_{},
       found_{};  // the folded row, windows at every position, those of the outputs
@@ -197,6 +226,7 @@ private:
   const bool searches_;
   bool nan_ = true;                     // whether there may be one in the folded row
   UnsignedLike<V>* missing_ = nullptr;  // all bits of a value whose place is still to be found
+  const Code* single_ = nullptr;        // the code that all elements of the folded row have
 
   // Of large windows that share little, the values come first and then their places: two passes without codes are
   // faster than one with them.
@@ -231,8 +261,12 @@ private:
     return most(positions, p.tile) * p.lanes + 4 * most(N, 64 / int64_t(sizeof(V)));
   }
 
+  // Of such a row in as many parts as the stride has.
+  static constexpr int64_t most_split = 8;
+  static int64_t split_length(const Problem& p) { return row_length(p) + most_split * 3 * N; }
+
   Rows(const Problem& p, Scratch& scratch)
-      : p_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)), codes_(p),
+      : p_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)), codes_(p, scratch),
         readable_(p, p.x, sizeof(V), Over::inputs), searches_(searched(p)) {
     for (V*& buffer : buffers_) buffer = scratch.take<V>(input_length(p));
     row_.value = scratch.take<V>(row_length(p));
@@ -241,7 +275,7 @@ private:
     if constexpr (Collects<R>) windows_ = scratch.take<V>(p.tile * p.lanes * collected(p));
     if constexpr (coded) {
       row_.code = scratch.take<Code>(row_length(p));
-      everywhere_ = {scratch.take<V>(row_length(p)), scratch.take<Code>(row_length(p))};
+      everywhere_ = {scratch.take<V>(split_length(p)), scratch.take<Code>(split_length(p))};
       found_.code = scratch.take<Code>(row_length(p));
       missing_ = scratch.take<UnsignedLike<V>>(row_length(p));
     }
@@ -359,6 +393,7 @@ private:
     nan_ = false;
     Vec<V, N> all{};  // the sum of the elements: a NaN stays in it
     if (!fold_down(walk, rows, in, at, width, all)) return nullptr;
+    if constexpr (coded) single_ = rows.count() == 1 ? row_.code + at : nullptr;
     if constexpr (speculates)
       if (any(all != all)) {
         nan_ = true;
@@ -451,6 +486,8 @@ private:
     const int64_t unit = p_.lanes, tap = a.step * unit, positions = ((n - 1) * a.stride + 1) * unit;
     if constexpr (coded)
       if (!searches_) {
+        if constexpr (sizeof(V) >= 4)
+          if (unit == 1 && a.stride > 1 && a.stride <= most_split) return split_windows(a, n);
         coded_windows_everywhere<R>(row_, positions, a.kernel, tap, a.stride == 1 ? found_ : everywhere_);
         if (a.stride == 1) return;
         every(everywhere_.value, n, a.stride, unit, found_.value);
@@ -468,6 +505,39 @@ private:
     else
       windows_everywhere<R, false>(x, positions, a.kernel, tap, to);
     if (a.stride > 1) every(row_.value, n, a.stride, unit, found_.value);
+  }
+
+  // Windows of any stride with codes: the elements under one tap of neighbouring windows are brought side by side, every
+  // `stride`-th of the row from each of the first ones on.
+  void split_windows(const Axis& a, int64_t n) {
+    const int64_t span = (a.kernel - 1) * a.step, length = n + span / a.stride + N;
+    for (int64_t r = 0; r < least(a.stride, span + 1); ++r) {
+      const int64_t count = ceil_div((n - 1) * a.stride + span + 1 - r, a.stride);
+      every(row_.value + r, count, a.stride, 1, everywhere_.value + r * length);
+      if (!single_) every(row_.code + r, count, a.stride, 1, everywhere_.code + r * length);
+    }
+    using C = UnsignedLike<V>;
+    for (int64_t j = 0; j < n; j += N) {
+      Vec<V, N> best = read<V, N>(everywhere_.value + j);
+      Vec<C, N> at =
+          single_ ? Vec<C, N>{} + C(*single_) : converted<Vec<C, N>>(read<Code, N>(everywhere_.code + j));
+      const C base = single_ ? C(*single_) : C(0);
+      for (int64_t t = 1; t < a.kernel; ++t) {
+        const int64_t from = t * a.step % a.stride * length + t * a.step / a.stride + j;
+        const Vec<V, N> later = read<V, N>(everywhere_.value + from);
+        if (single_) {
+          auto take = R::beats(later, best);
+          if constexpr (is_real<V>) take |= later != later;
+          best = take ? later : best;
+          at = take ? Vec<C, N>{} + C(base + C(t)) : at;
+        } else {
+          const Vec<C, N> code = converted<Vec<C, N>>(read<Code, N>(everywhere_.code + from)) + C(t);
+          merge_columns<R>(later, code, best, at);
+        }
+      }
+      write(found_.value + j, best);
+      write(found_.code + j, converted<Vec<Code, N>>(at));
+    }
   }
 
   // Sums of long windows: of their taps inside the input alone, whose number decides on the order.
@@ -629,7 +699,10 @@ private:
   // Windows without an input: the nearest tap of theirs.
   void empty_codes(const Walk<Over::outputs>& walk, bool all, int64_t o0, int64_t o1) {
     const Code outer = lead_code(walk, p_.n_axes);
+    const Range whole = all ? Range{o1, o1} : interior(walk.last(), o0, o1);
     for (int64_t o = o0; o < o1; ++o) {
+      if (o == whole.lo) o = whole.hi;
+      if (o == o1) return;
       const Window w = window(walk.last(), o);
       if (!all && w.taps) continue;
       for (int64_t j = (o - o0) * p_.lanes; j < (o - o0 + 1) * p_.lanes; ++j)

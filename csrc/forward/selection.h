@@ -26,14 +26,17 @@ int64_t taps_of(const Problem& p) {
   return n;
 }
 
-// Whether an element is visited a few times only, if every window reads all of its own: fewer for halves, which are
-// converted each time.
+// Whether an element is visited so few times, if every window reads all of its own, that folding rows and columns one after
+// the other is slower: fewer for types that are wide, or converted each time.
 bool shares_little(const Problem& p) {
   int64_t visits = 1;
   for (int a = 0; a < p.n_axes; ++a)
     if (p.axes[a].regular()) visits *= ceil_div(p.axes[a].kernel, p.axes[a].stride);
   const bool converts = p.extra == Extra::none && (p.x_type == Dtype::f16 || p.x_type == Dtype::bf16);
-  return visits <= (converts ? 4 : 9);
+  if (converts || (p.x_type == Dtype::f64 && p.extra == Extra::none)) return visits <= 4;
+  const bool few = p.x_type != Dtype::f32 || p.extra != Extra::none || taps_of(p) <= 9 ||
+                   (p.op != Op::sum && p.n_axes > 2 && p.lanes >= 64);
+  return visits <= (few ? 9 : 4);
 }
 
 // Small and disjoint windows of values stored as S, whose taps are read directly.
