@@ -685,6 +685,7 @@ def test_gradients_by_runs(monkeypatch, sizes, args, last, columns):
     monkeypatch.setattr(tuning, "COLUMN_CHANNELS", (99, 99))
     monkeypatch.setattr(tuning, "COLUMN_DEEP", (99, 99))
     backward.backward.cache_clear()
+    cache.clear()  # prepared calls
     draw, n = torch.Generator().manual_seed(0), len(sizes)
     x = torch.randint(-3, 3, (2, 3, *sizes), generator=draw).float()
     x[0, 0], x[1, 1, 2:5, 2:5], x[1, 2, -1] = -inf, nan, inf
@@ -702,6 +703,7 @@ def test_gradients_by_runs(monkeypatch, sizes, args, last, columns):
     assert ("backward", "column" if columns else "walk" if last else "scan") in names
     assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
     backward.backward.cache_clear()
+    cache.clear()
 
 
 def assert_same_values(got, want, *, signs=False):
