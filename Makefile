@@ -3,6 +3,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 
 BIN := .venv/bin
+# Modules are compiled once, into the environment, even where Python is told not to: tests start many processes.
+export PYTHONDONTWRITEBYTECODE :=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 CORE := pyproject.toml CMakeLists.txt $(SOURCES)
 SANITIZED := .venv-sanitize/bin

@@ -38,7 +38,8 @@ Kernel backward_along(const Problem& p) {
 
 // Rows too short for vectors: planes side by side, where rows have no engine of their own. Disjoint windows that are long
 // enough go along the row all the same.
-constexpr int64_t short_row = 32, short_halves = 64, short_window = 4, short_windows = 13;
+constexpr int64_t short_row = 32, short_halves = 64, short_window = 4, short_windows = 13,
+                  longest_blocks = 160;
 
 // The longest rows that are faster side by side than by the general engine, if there is a plane for every lane.
 int64_t longest_beside(const Problem& p) {
@@ -46,6 +47,16 @@ int64_t longest_beside(const Problem& p) {
   if (p.x_type == Dtype::f64) return codes ? (signal ? 96 : 160) : picks ? 64 : short_row;
   if (p.x_type == Dtype::f32) return codes ? (signal ? 144 : 192) : picks ? 96 : 64;
   return p.x_type >= Dtype::f16 ? 192 : short_row;
+}
+
+// Whether windows of longer rows are so small that finding each costs more than folding it, above all with its place.
+bool few_taps(const Problem& p) {
+  if (p.axes[p.n_axes - 1].size > longest_blocks || p.x_type < Dtype::f16) return false;
+  const bool wide_type = p.x_type == Dtype::f64;
+  int64_t taps = 1;
+  for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].kernel;
+  if (p.extra != Extra::none) return taps <= (wide_type ? 80 : 192);
+  return taps <= (wide_type ? 18 : 32);
 }
 
 // Whether an engine is slow along such rows: those that go by windows where there is hardly a vector of them, and halves
@@ -57,6 +68,7 @@ bool slow_along(std::string_view engine, const Problem& p) {
   if (engine == "sliding" && halves)
     return 2 * p.planes >= lanes && last.size <= (p.extra == Extra::none ? short_halves : short_row);
   if (engine == "rows") return last.size <= (p.planes < lanes ? short_row : longest_beside(p));
+  if (engine == "blocks" && last.size > short_row) return p.planes >= lanes && few_taps(p);
   if (last.size > short_row) return false;
   if (engine == "blocks") {
     if (p.extra != Extra::none) return last.kernel <= short_row;

@@ -51,9 +51,9 @@ from ndpool.frameworks.torch.tensors import (
 )
 
 # The allocation of compiled graphs: a shape, strides and a dtype -> a tensor, on the current device.
-_empty_cuda: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-_empty_cuda = getattr(_empty_cuda, "_empty_strided_cuda", None)
-_SMALL = 1024  # elements of a result that is allocated like a kept tensor, and of offsets kept in a bytearray
+_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty_cpu, _empty_cuda = (getattr(_guards, f"_empty_strided_{device}", None) for device in ("cpu", "cuda"))
+_SMALL = 1024  # elements of a result whose offsets are kept in a bytearray
 
 
 def prepare(call: Call, x: Tensor) -> Callable[[Tensor, Any], Any] | None:
@@ -91,10 +91,9 @@ def _new(x: Tensor, shape: Any, dtype: torch.dtype, last: bool, n_axes: int) -> 
         if len(shape) in FORMATS and n_axes == len(shape) - 2:
             return partial(torch.empty_like, like, memory_format=FORMATS[len(shape)]), ()
         return partial(empty, x, shape, dtype, last, n_axes), ()
-    small = prod(shape) <= _SMALL
-    like = empty(torch.empty(0, device="cpu" if small else "meta"), shape, dtype, last, n_axes)
-    if small:
-        return partial(torch.empty_like, like), like.stride()
+    like = empty(torch.empty(0, device="meta"), shape, dtype, last, n_axes)
+    if _empty_cpu is not None:
+        return partial(_empty_cpu, tuple(like.shape), like.stride(), dtype), like.stride()
     return partial(torch.empty_strided, like.shape, like.stride(), dtype=dtype, device="cpu"), like.stride()
 
 
