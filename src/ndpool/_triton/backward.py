@@ -460,7 +460,7 @@ def _scatter(
     outs, plane = prod(a.out for a in axes), prod(a.size for a in axes)
     n_planes = layout.sizes[0] * layout.sizes[1] * layout.sizes[2]
     n_lanes = n_planes * outs
-    lanes = lanes_for(n_lanes, tuning.THREADS)
+    lanes = lanes_for(n_lanes, tuning.THREADS) if n_lanes >= tuning.FEW_LANES else 32
     lanes_each, zeros_each, zeros, vec = lanes, 0, 0, 0
     bytes_each, few = plane * min(itemsize, 8), n_planes < tuning.FEW_PLANES
     if packed(axes, layout) and bytes_each <= (tuning.FEW_ZEROS if few else tuning.ZEROS):

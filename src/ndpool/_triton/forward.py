@@ -138,7 +138,7 @@ def segment_shape(
     needed = -(-(kernel + unit - 1) // unit)
     lanes = 16 if needed <= 16 else 32
     vectors = min(8, next_power(-(-needed // lanes)))
-    return unit, lanes, vectors, 8 // vectors
+    return unit, lanes, vectors, (4 if narrow and with_offsets else 8) // vectors
 
 
 def _segments(

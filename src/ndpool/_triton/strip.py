@@ -161,7 +161,7 @@ def _channels(task: _Task) -> int:
     least = tuning.SATURATED if small else tuning.SATURATED // 8 if whole_plane else tuning.SATURATED // 4
     if small or (shared and not task.with_offsets):
         vec = min(vec, max(1, 8 // itemsize))  # neighbouring threads find shared columns in the cache
-    if task.fast_max and not small and h.kernel > d.kernel == 1 and itemsize < 4 and not _walks(task):
+    if task.fast_max and not small and h.kernel > d.kernel == 1 and itemsize < 4 and not _walks(task, False):
         vec = min(vec, 2 if shared or task.taps > 36 else 4)  # all loads are issued at once, into registers
     while vec > 2 and task.n_outs // vec < least:
         vec //= 2
@@ -219,17 +219,17 @@ def _rows(task: _Task, block: _Block, tall: bool) -> int:
     return rows
 
 
-def _walks(task: _Task) -> bool:
+def _walks(task: _Task, columns: bool) -> bool:
     """Whether lanes walk down the rows and keep what later windows need, instead of unrolling windows."""
     d, h, _ = task.axes
-    least, most = tuning.WALK_ROWS
+    least, most = tuning.WALK_ROWS[columns]
     sums = task.common["OP"] in (SUM, SQUARES)
     return not sums and h.stride == d.kernel == 1 and least <= h.kernel <= most
 
 
 def _step(task: _Task, block: _Block) -> int:
     """Rows that a walk reads at a time: more where few registers are needed for each."""
-    few = block.columns and block.vec <= 4 and task.axes[1].kernel < 6 and not task.with_offsets
+    few = block.columns and block.vec <= 4 and not task.with_offsets
     return tuning.WALK_STEP[not few]
 
 
@@ -243,7 +243,7 @@ def strip(
     if _use_fast_max(task, along is not None):
         common = common | {"OP": FAST_MAX}
         task = task._replace(common=common)
-    walk, tall = _walks(task), _tall(task, along is not None)
+    walk, tall = _walks(task, along is not None), _tall(task, along is not None)
     block = along or _side_by_side(task)
     if walk:
         block = block._replace(loop_h=False)
@@ -260,7 +260,10 @@ def strip(
     height = rows
     if walk:
         # Strips read the rows between them twice.
-        wanted = max(1, min(-(-tuning.WALK_LANES // (n_lanes * d.out)), h.out // (2 * h.kernel - 2)))
+        least = 2 * h.kernel - 2
+        if n_lanes * d.out * h.out < least * tuning.WALK_FEW:
+            least = 4  # too few to fill the device
+        wanted = max(1, min(-(-tuning.WALK_LANES // (n_lanes * d.out)), h.out // least))
         height = -(-h.out // wanted)
     n_strips = -(-h.out // height)
     grid = -(-n_lanes // lanes) * d.out * n_strips

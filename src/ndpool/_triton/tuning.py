@@ -12,7 +12,8 @@ PROGRAMS = 2112  # that fill a large device
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
 FEW_OUTPUTS = 2**21  # below which channels-last windows of stride 2 and more are computed row by row
-WALK_ROWS = 4, 12  # of a window of stride 1, for which lanes walk down the rows and keep what they have read
+WALK_ROWS = (4, 12), (4, 5)  # of windows of stride 1 for which lanes walk down the rows; of aligned rows
+WALK_FEW = 2**14  # lanes that do not fill the device
 WALK_STEP = 8, 4  # rows at a time
 WALK_LANES = 2**19  # that fill the device
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
