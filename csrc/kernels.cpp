@@ -49,9 +49,12 @@ int64_t longest_beside(const Problem& p) {
   return p.x_type >= Dtype::f16 ? 192 : short_row;
 }
 
-// Whether windows of longer rows are so small that finding each costs more than folding it, above all with its place.
+// Whether windows of longer rows are so small that finding each costs more than folding it, above all with its place. Widths
+// that divide a vector have a way of their own.
 bool few_taps(const Problem& p) {
-  if (p.axes[p.n_axes - 1].size > longest_blocks || p.x_type < Dtype::f16) return false;
+  const Axis& last = p.axes[p.n_axes - 1];
+  if (last.size > longest_blocks || p.x_type < Dtype::f16) return false;
+  if (last.regular() && (last.kernel & (last.kernel - 1)) == 0) return false;
   const bool wide_type = p.x_type == Dtype::f64;
   int64_t taps = 1;
   for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].kernel;
