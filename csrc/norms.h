@@ -32,14 +32,22 @@ template <class V, Over work> class Norms {
     return {first, floor_div(at + results - 1 - a.origin, a.stride) - first + 1};
   }
 
+  // The fewest results of a box along an axis: those of a window's length, so that no source is read much more than twice.
+  // Where two such boxes have all of the axis, it is one.
+  static int64_t least_box(const Axis& a) {
+    const int64_t all = extent(a, work), span = (a.kernel - 1) * a.step + 1;
+    const int64_t least = forward ? ceil_div(span, a.stride) : ceil_div(span, a.stride) * a.stride;
+    return a.regular() && 2 * least < all ? least : all;
+  }
+
   struct Sizes {
     int64_t box[max_axes], boxes[max_axes], all_boxes = 1;  // results of a box, and how many boxes there are
     int64_t planes = 1, lanes;
     int64_t sources = 1, results = 1;  // elements of one plane of a box
 
     explicit Sizes(const Problem& p) : lanes(p.lanes) {
-      int64_t window = 1, elements = 1;  // of one result, and of the axes that are done
-      for (int a = 0; a < p.n_axes; ++a) window *= Norms::sources(p.axes[a], 0, 1).count;
+      int64_t window = 1, elements = 1;  // of the least box, and of the axes that are done
+      for (int a = 0; a < p.n_axes; ++a) window *= Norms::sources(p.axes[a], 0, least_box(p.axes[a])).count;
       const int64_t most_lanes = most(16, near / int64_t(sizeof(V)) / window);
       while (lanes > most_lanes && lanes % 2 == 0) lanes /= 2;
       while (lanes > most_lanes || p.lanes % lanes) --lanes;
@@ -47,13 +55,13 @@ template <class V, Over work> class Norms {
       for (int a = p.n_axes - 1; a >= 0; --a) {
         const Axis& axis = p.axes[a];
         const int64_t all = extent(axis, work), unit = forward ? 1 : axis.stride;
-        window /= Norms::sources(axis, 0, 1).count;
+        window /= Norms::sources(axis, 0, least_box(axis)).count;
         const auto bytes = [&](int64_t n) {
           return (Norms::sources(axis, 0, n).count + n) * elements * window * int64_t(sizeof(V));
         };
         int64_t n = all;
-        if (axis.regular() && n > 1 && bytes(n) > near) {
-          int64_t lo = 1, hi = ceil_div(all, unit);  // the most that fit, or one
+        if (least_box(axis) < all && bytes(n) > near) {
+          int64_t lo = least_box(axis) / unit, hi = ceil_div(all, unit);  // the most that fit, or the least
           while (lo < hi) {
             const int64_t mid = (lo + hi + 1) / 2;
             if (bytes(mid * unit) <= near)
@@ -184,7 +192,9 @@ private:
     lane_ = unit % sizes_.parts(p_) * sizes_.lanes;
     plane_ = unit / sizes_.parts(p_) * sizes_.planes;
     planes_ = least(sizes_.planes, p_.planes - plane_);
-    if (outside()) std::memset(sources_, 0, size_t(planes_ * sizes_.sources) * sizeof(V));
+    const int64_t filled = outside() ? 0 : planes_;  // the rest of the last planes is pooled, too
+    std::memset(sources_ + filled * sizes_.sources, 0,
+                size_t((sizes_.planes - filled) * sizes_.sources) * sizeof(V));
     each_source(p_.x, [&](const Row& row, int64_t at) {
       if (!forward) return load_(row, sources_ + at);
       if (p_.norm == 2)

@@ -474,6 +474,33 @@ def test_norms(isa, dtype, last):
         torch.testing.assert_close(found.double(), slope, rtol=8 * tolerance, atol=tolerance * magnitude)
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
+def test_norms_of_long_windows_that_are_cut_off(isa, last):
+    """The same bits in both layouts, whichever engine takes them."""
+    x = torch.rand((1, 16, 8, 2500), generator=torch.Generator().manual_seed(2))
+    want = ndpool.lp_pool2d(x, 2.0, (2, 33), (1, 5), True)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(ndpool.lp_pool2d(x, 2.0, (2, 33), (1, 5), True), want)
+    assert torch.equal(ndpool.lp_pool2d(x[..., :2498], 2.0, (2, 33), (1, 5)), want[..., :494])
+
+
+def test_norms_of_windows_around_the_input(isa):
+    """Gradients where the first inputs belong to no window, and where hardly any tap meets the input."""
+    for size, window, geometry in [
+        (12, 3, {"stride": 3, "dilation": 50, "padding": 45}),
+        (400, 2, {"stride": 1, "dilation": 300}),
+        (400, 200, {"stride": 1}),
+    ]:
+        x = torch.rand(2, size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+        leaf = x.requires_grad_()
+        ndpool.pool(leaf, window, reduce="lp", axes=(1,), **geometry).sum().backward()
+        truth = x.detach().requires_grad_()
+        sums = ndpool.pool(truth * truth, window, reduce="sum", axes=(1,), **geometry)
+        sums[sums > 0].sqrt().sum().backward()
+        torch.testing.assert_close(leaf.grad, truth.grad)
+
+
 @pytest.mark.parametrize("args", [(5, 1), (3, 2), ((1, 40), (1, 3)), (7, 4)], ids=str)
 def test_norms_do_not_depend_on_boxes(isa, args):
     """The same bits for a part of an array, for other layouts and for every number of threads."""

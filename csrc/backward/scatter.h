@@ -247,11 +247,10 @@ private:
       const int64_t o = outs_[last_].lo + c;
       const Window w = window(axis, o, from, to_[last_]);
       const int64_t at = (begin_of(axis, o) - from) * p_.lanes;
-      for (int64_t lane = 0; lane < p_.lanes; ++lane, ++n) {
-        column_at_[n] = Place(at + lane);
-        column_lead_[n] = Place(w.lead);
-        column_taps_[n] = Place(w.taps);
-      }
+      in_vectors(p_.lanes, [&, to = column_at_ + n](int64_t lane) { to[lane] = Place(at + lane); });
+      fill(column_lead_ + n, p_.lanes, Place(w.lead));
+      fill(column_taps_ + n, p_.lanes, Place(w.taps));
+      n += p_.lanes;
     }
   }
 

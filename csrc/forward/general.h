@@ -719,7 +719,7 @@ private:
     const auto divide = [&](V* from, int64_t n, int64_t by) {
       if constexpr (is_real<V>) {
         if (p.op == Op::lp) {
-          in_vectors(n, [&](int64_t j) { from[j] = from[j] / V(by) * V(taps); });
+          if (by != taps) in_vectors(n, [&](int64_t j) { from[j] = from[j] / V(by) * V(taps); });
           return powers(from, n, V(1 / p.norm));
         }
       }

@@ -614,6 +614,7 @@ public:
       : plan_(std::move(plan)) {
     const Dtype dtype = Dtype(type);
     const Extra kind = Extra(extra_kind);
+    if (backward && Op(op) == Op::lp) fault("the gradient of a norm needs more arrays");
     const Buffer xb(x, dtype, false), yb(y, dtype, true);
     std::optional<Buffer> eb;
     if (kind != Extra::none) eb.emplace(backward ? x : y, extra_types[extra_kind], true);

@@ -203,6 +203,7 @@ void read_call(Work& work, Words words) {
   if (words.next() != layout_version) refuse("the call is of another version of ndpool");
   work.backward = words.within(0, 1);
   p.op = Op(words.within(0, int(Op::lp)));
+  if (work.backward && p.op == Op::lp) refuse("the gradient of a norm needs more arrays");
   p.extra = Extra(words.within(0, int(Extra::index64)));
   p.x_type = Dtype(words.within(0, int(Dtype::f64)));
   p.y_type = Dtype(words.within(0, int(Dtype::f64)));

@@ -210,7 +210,8 @@ def backward(call: Call, saved: Saved, grad: NDArray[Any]) -> NDArray[Any]:
         arrays = (_raw(grad), code, call.axes, _raw(result), offsets, kind, _raw(y))
         return core.backward(core_plan(call.plan), call.reduction.op, *arrays, *how, _raw(x))
 
-    arrays = (grad, saved.offsets, saved.y, saved.x)
+    y, x = (None if a is None else np.asarray(a, grad.dtype) for a in (saved.y, saved.x))
+    arrays = (grad, saved.offsets, y, x)
     if not done(*arrays):
         note_copy("misaligned arrays")
         if not done(*(a if a is None else a.copy() for a in arrays)):
