@@ -16,8 +16,8 @@ namespace {
 template <class V, Over work> class Norms {
   static constexpr bool forward = work == Over::outputs;
   static constexpr Over other = forward ? Over::inputs : Over::outputs;
-  static constexpr int64_t near = 128 * 1024,
-                           nearest = 32 * 1024;  // bytes of a box: in L2; of several planes: in L1
+  // Bytes of a box: of several planes, in L1; of most windows, and of large ones, in L2.
+  static constexpr int64_t nearest = 32 * 1024, near = 128 * 1024, far = 1024 * 1024;
   static constexpr int64_t largest_window = 4096 * 1024;
 
   // What a box is made of, along one axis: `count` sources from `first` on, for results from `at` on.
@@ -49,6 +49,8 @@ template <class V, Over work> class Norms {
       int64_t window = 1, elements = 1;  // of the least box, and of the axes that are done
       for (int a = 0; a < p.n_axes; ++a) window *= Norms::sources(p.axes[a], 0, least_box(p.axes[a])).count;
       const int64_t most_lanes = most(16, near / int64_t(sizeof(V)) / window);
+      // Of large windows, boxes several times as large as the least: neighbours share less.
+      const int64_t limit = most(near, least(far, 8 * window * int64_t(sizeof(V))));
       while (lanes > most_lanes && lanes % 2 == 0) lanes /= 2;
       while (lanes > most_lanes || p.lanes % lanes) --lanes;
       elements = lanes;
@@ -60,11 +62,11 @@ template <class V, Over work> class Norms {
           return (Norms::sources(axis, 0, n).count + n) * elements * window * int64_t(sizeof(V));
         };
         int64_t n = all;
-        if (least_box(axis) < all && bytes(n) > near) {
+        if (least_box(axis) < all && bytes(n) > limit) {
           int64_t lo = least_box(axis) / unit, hi = ceil_div(all, unit);  // the most that fit, or the least
           while (lo < hi) {
             const int64_t mid = (lo + hi + 1) / 2;
-            if (bytes(mid * unit) <= near)
+            if (bytes(mid * unit) <= limit)
               lo = mid;
             else
               hi = mid - 1;

@@ -505,12 +505,12 @@ print(bool((want == call(1)).all()))
 """
 INTERRUPTED = {
     "forward": """
-x = np.random.default_rng(0).random((8, 60, 60, 60))
-call = lambda n: ndpool.lp_pool3d(x[:n], 3.0, 12, 1)
+x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (160, 60, 60, 60))
+call = lambda n: ndpool.lp_pool3d(x[: 20 * n], 3.0, 12, 1)
 """,
     "one plane": """
-x = np.random.default_rng(0).random((1, 1, 160, 100, 100))
-call = lambda n: ndpool.lp_pool3d(x[:, :, : 20 * n], 3.0, 12, 1)
+x = np.random.default_rng(0).random((1, 1, 480, 160, 160), np.float32)
+call = lambda n: ndpool.lp_pool3d(x[:, :, : 60 * n], 3.0, 12, 1)
 """,
     "large window": """
 x = np.random.default_rng(0).random((8, 100, 100, 100))
@@ -535,8 +535,8 @@ call = lambda n: ndpool.unpool(values[: n << 28], indices[: n << 28], (16,))
 """,
     "tensor": """
 import torch
-x = torch.rand(16, 1, 60, 60, 60)
-call = lambda n: ndpool.lp_pool3d(x[: 2 * n], 3.0, 12, 1)
+x = torch.rand(60, 60, 60).expand(160, 1, 60, 60, 60)
+call = lambda n: ndpool.lp_pool3d(x[: 20 * n], 3.0, 12, 1)
 """,
     "tensor backward": """
 import torch
@@ -577,7 +577,7 @@ def test_a_signal_handler_may_pool(threads):
     """A handler that pools in the middle of a call; both results are right."""
     code = """
 import signal, numpy as np, ndpool
-x = np.random.default_rng(0).random((4, 60, 60, 60))
+x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (60, 60, 60, 60))
 call = lambda x: ndpool.lp_pool3d(x, 3.0, 12, 1)
 want, part, right = call(x), call(x[:1, :24]), []
 
