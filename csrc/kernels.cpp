@@ -36,8 +36,8 @@ Kernel backward_along(const Problem& p) {
   return p.x_type == Dtype::f64 ? backward_kernel<double>(p) : backward_kernel<float>(p);
 }
 
-// Rows too short for vectors: planes side by side, where rows have no engine of their own. Disjoint windows that are long
-// enough go along the row all the same.
+// Short rows: planes side by side, where rows have no engine of their own. Disjoint windows that are long enough go along
+// the row all the same.
 constexpr int64_t short_row = 32, short_halves = 64, short_window = 4, short_windows = 13,
                   longest_blocks = 160;
 

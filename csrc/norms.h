@@ -3,7 +3,8 @@
 // back as those of sums and multiplied by x^(p - 1).
 // A box is as many results of a plane, of a few planes or of some channels as L2 holds, with what they are made of. All
 // boxes have one shape: where several of them share an axis, there are zeros beyond its ends. Without this engine L2
-// pooling 3 x 3 with stride 2 of (8, 31, 94, 45) takes 4.3 times as long, its gradient twice as long.
+// pooling 3 x 3 with stride 2 of (8, 31, 94, 45) takes 4.3 times as long, the gradient of 3 x 3 with stride 1 of
+// (8, 256, 20, 24) 2.4 times.
 #pragma once
 
 #include "backward/bands.h"

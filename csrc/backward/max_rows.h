@@ -49,6 +49,7 @@ public:
     return rows <= (last.stride == 1 ? 3 : most_listed);
   }
 
+  // The shortest rows that are gathered faster than they are scattered.
   static int64_t least_row(const Axis& last) {
     if (last.step > 1) return 64;
     if (last.stride == 2) return last.kernel == 2 ? (is_half<S> ? 24 : 10) : is_half<S> ? 48 : 40;

@@ -25,9 +25,9 @@ static inline int64_t square_kernel(const Problem& p, int64_t step = 1) {
 
 static inline bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
 
-// Codes to what is stored: bytes, ints, or positions in the plane. A position is that of the window's first nominal tap, and
-// for each axis as many steps as the quotient of the code by the taps of the axes behind it says; a step of one axis ends
-// those of the next.
+// Codes to what is stored: bytes, ints, or positions in the plane. With q the quotient of a code by the taps of the axes
+// behind an axis, a position is that of the window's first nominal tap plus q steps for each axis; a step of an axis takes
+// back all steps of the one behind it.
 class Codes {
 public:
   Codes(const Problem& p, Scratch& scratch) : p_(p), columns_(scratch.take<int64_t>(length(p))) {
