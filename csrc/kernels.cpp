@@ -56,8 +56,7 @@ bool few_taps(const Problem& p) {
   if (last.size > longest_blocks || p.x_type < Dtype::f16) return false;
   if (last.regular() && (last.kernel & (last.kernel - 1)) == 0) return false;
   const bool wide_type = p.x_type == Dtype::f64;
-  int64_t taps = 1;
-  for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].kernel;
+  const int64_t taps = taps_of(p);
   if (p.extra != Extra::none) return taps <= (wide_type ? 80 : 192);
   return taps <= (wide_type ? 18 : 32);
 }

@@ -27,17 +27,15 @@ template <class V, Over work> class Norms {
   };
   static Sources sources(const Axis& a, int64_t at, int64_t results) {
     if (results == extent(a, work)) return {0, extent(a, other)};
-    const int64_t span = (a.kernel - 1) * a.step + 1;
-    if (forward) return {a.origin + at * a.stride, (results - 1) * a.stride + span};
-    const int64_t first = ceil_div(at - a.origin - span + 1, a.stride);
-    return {first, floor_div(at + results - 1 - a.origin, a.stride) - first + 1};
+    const Range found = forward ? inputs_under(a, at, results) : outputs_over(a, at, results);
+    return {found.lo, found.hi - found.lo};
   }
 
   // The fewest results of a box along an axis: those of a window's length, so that no source is read much more than twice.
   // Where two such boxes have all of the axis, it is one.
   static int64_t least_box(const Axis& a) {
-    const int64_t all = extent(a, work), span = (a.kernel - 1) * a.step + 1;
-    const int64_t least = forward ? ceil_div(span, a.stride) : ceil_div(span, a.stride) * a.stride;
+    const int64_t all = extent(a, work), windows = ceil_div(span_of(a), a.stride);
+    const int64_t least = forward ? windows : windows * a.stride;
     return a.regular() && 2 * least < all ? least : all;
   }
 

@@ -101,6 +101,19 @@ static inline Range interior(const Axis& a, int64_t o0, int64_t o1) {
   return lo < hi ? Range{lo, hi} : Range{o1, o1};
 }
 
+// From a window's first nominal tap to its last, both included.
+static inline int64_t span_of(const Axis& a) { return (a.kernel - 1) * a.step + 1; }
+
+// Of a regular axis, the inputs under the windows of n outputs from o on, and the outputs that reach over n inputs from i on;
+// either may lie outside the axis.
+static inline Range inputs_under(const Axis& a, int64_t o, int64_t n) {
+  const int64_t first = a.origin + o * a.stride;
+  return {first, first + (n - 1) * a.stride + span_of(a)};
+}
+static inline Range outputs_over(const Axis& a, int64_t i, int64_t n) {
+  return {ceil_div(i - a.origin - span_of(a) + 1, a.stride), floor_div(i + n - 1 - a.origin, a.stride) + 1};
+}
+
 // The outputs of a regular axis whose tap t stands in [lo, hi).
 static inline Range outputs_with_tap(const Axis& a, int64_t t, int64_t lo, int64_t hi) {
   const int64_t shift = a.origin + t * a.step;
@@ -139,5 +152,12 @@ struct Problem {
   static constexpr int n_arrays = 4;
   const Array* arrays() const { return &x; }
 };
+
+// The elements of a window, at most.
+static inline int64_t taps_of(const Problem& p) {
+  int64_t n = 1;
+  for (int a = 0; a < p.n_axes; ++a) n *= p.axes[a].kernel;
+  return n;
+}
 
 }  // namespace ndpool

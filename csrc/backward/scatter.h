@@ -310,22 +310,10 @@ private:
       each<Offset>(extra, [copy](Offset& o, int64_t j) { copy[j] = o; });
       offsets = copy;
     }
-    const Place codes = Place(codes_ - 1);
-    for (int64_t j = 0; j < n; j += L) {
-      Places rest = widened<Place, L>(offsets + j), place = read<Place, L>(column_at_ + j) + row.at;
-      auto inside = rest <= codes;
-      for (int a = last_; a >= 0; --a) {
-        const Place kernel = Place(axes_[a].kernel);
-        if (kernel == 1 && a < last_) continue;
-        const Places quotient = a == 0 ? Places{} : over(rest, kernel, inverse_[a]),
-                     tap = rest - quotient * kernel;
-        inside &= a == last_ ? tap - read<Place, L>(column_lead_ + j) < read<Place, L>(column_taps_ + j)
-                             : tap - row.lead[a] < Places{} + row.taps[a];
-        place += tap * Place(axes_[a].step * pitch_[a]);
-        rest = quotient;
-      }
-      write(places_ + j, inside ? place : Places{} + nowhere);
-    }
+    find(offsets, n, column_at_, row.at, [&](int a, int64_t j, Places tap) __attribute__((always_inline)) {
+      if (a < last_) return tap - row.lead[a] < Places{} + row.taps[a];
+      return tap - read<Place, L>(column_lead_ + j) < read<Place, L>(column_taps_ + j);
+    });
     if (!adds_)
       return item_ == 2 ? place_row<std::uint16_t>(grads, sums) : place_row<UnsignedLike<V>>(grads, sums);
     const V* from = reinterpret_cast<const V*>(grad);
@@ -440,7 +428,10 @@ private:
       });
       extra = reinterpret_cast<const char*>(copy);
     }
-    find(reinterpret_cast<const Offset*>(extra), n);
+    find(reinterpret_cast<const Offset*>(extra), n, at_, 0,
+         [this](int a, int64_t j, Places tap) __attribute__((always_inline)) {
+           return tap - read<Place, L>(lead_[a] + j) < read<Place, L>(taps_[a] + j);
+         });
   }
 
   // Additions to one element wait for each other, as neighbouring windows have them: four groups of planes take turns.
@@ -459,17 +450,20 @@ private:
     for (; j < n; ++j) one(j);
   }
 
-  template <class Offset> void find(const Offset* offsets, int64_t n) const {
+  // Where n outputs add: `at` is where their first nominal taps stand, counted from `base`; `stands` says which taps of an
+  // axis stand in the box.
+  template <class Offset, class F> __attribute__((always_inline)) inline void
+  find(const Offset* offsets, int64_t n, const Place* at, Place base, F stands) const {
     const Place codes = Place(codes_ - 1);
     for (int64_t j = 0; j < n; j += L) {
-      Places rest = widened<Place, L>(offsets + j), place = read<Place, L>(at_ + j);
+      Places rest = widened<Place, L>(offsets + j), place = read<Place, L>(at + j) + base;
       auto inside = rest <= codes;
       for (int a = last_; a >= 0; --a) {
         const Place kernel = Place(axes_[a].kernel);
         if (kernel == 1 && a < last_) continue;
         const Places quotient = a == 0 ? Places{} : over(rest, kernel, inverse_[a]),
                      tap = rest - quotient * kernel;
-        inside &= tap - read<Place, L>(lead_[a] + j) < read<Place, L>(taps_[a] + j);
+        inside &= stands(a, j, tap);
         place += tap * Place(axes_[a].step * pitch_[a]);
         rest = quotient;
       }

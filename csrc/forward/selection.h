@@ -20,12 +20,6 @@ namespace {
 template <class S> constexpr bool common = specialised && (is_half<S> || is_real<S> || sizeof(S) == 1);
 template <> inline constexpr bool common<void> = false;
 
-int64_t taps_of(const Problem& p) {
-  int64_t n = 1;
-  for (int a = 0; a < p.n_axes; ++a) n *= p.axes[a].kernel;
-  return n;
-}
-
 // Whether an element is visited so few times, if every window reads all of its own, that folding rows and columns one after
 // the other is slower: fewer for types that are wide, or converted each time.
 bool shares_little(const Problem& p) {
