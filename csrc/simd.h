@@ -484,6 +484,11 @@ template <class V> inline V replaced(V to, MaskOf<float> where, V from) {
         _mm512_mask_mov_epi32(reinterpret_cast<__m512i>(to), where, reinterpret_cast<__m512i>(from)));
 }
 
+// Elements of an array, by their numbers.
+inline Ints gathered(const std::int32_t* p, Ints from) {
+  return reinterpret_cast<Ints>(_mm512_i32gather_epi32(reinterpret_cast<__m512i>(from), p, 4));
+}
+
 // Elements of the two together, by their numbers.
 template <class V> inline V taken(V a, V b, Ints from) {
 #if defined(__clang__)

@@ -1,8 +1,9 @@
 // The backward of max and min for any window, by scattering: each output adds its gradient to the input that its offset
-// stands for, so that the cost is one addition per output, whatever the window. The input's gradient is made box by box,
-// small enough for the nearest caches; where the outputs that reach a box add is found a vector of offsets at a time.
-// Outputs come in rising order, so each input adds up in PyTorch's order to the bit. An offset that stands for no tap
-// inside the input adds nothing. Where windows share no input, gradients are written as they are.
+// stands for, so that the cost is one addition per output, whatever the window. Outputs come in rising order, so each input
+// adds up in PyTorch's order to the bit.
+// The input's gradient is made box by box. A box is a range of a plane, or of several planes, without gaps: one comparison
+// tells whether an output adds there, and nothing is ever added outside. Sums are made in place, or in scratch where they
+// are rounded or have gaps. Where windows share no input, gradients are written as they are.
 #pragma once
 
 #include "backward/bands.h"
@@ -12,23 +13,24 @@ namespace {
 
 // Gradients add up in V.
 template <class V> class Scatter {
-  using Place = std::uint32_t;
+  using Place = std::int32_t;
   static constexpr int L = wide<Place>;
   using Places = Vec<Place, L>;
-  static constexpr Place nowhere = ~Place(0);
-  static constexpr int64_t most_outputs = 1 << 14;  // whose places are found at a time
-  static constexpr int64_t box_size = 1 << 14, largest_box = 1 << 17, least_box = 1 << 11;  // elements
-  static constexpr int64_t least_units = 8;
-  static constexpr int64_t least_row = 16, long_row = 128;  // outputs of a row that is scattered for itself
+  static constexpr Place nowhere = 1 << 30;
+  static constexpr int64_t far = 256 * 1024,
+                           least_box = 8 * 1024;  // bytes of a box: in L2, to share among threads
+  static constexpr int64_t few_units = 8, most_columns = 1 << 12, most_rows = 1 << 12;
+  static constexpr int64_t largest_table = 1 << 12;  // taps
 
 public:
   static constexpr const char* engine = "max_backward_scatter";
 
   static void prepare(Problem& p) {
     fold_planes(p);
-    p.tile = boxes(p).tile;
-    p.tiles = boxes(p).count;
-    p.units = p.planes * p.tiles;
+    const Boxes b(p);
+    p.tile = b.tile;
+    p.tiles = b.count;
+    p.units = p.planes * b.count;
     char begin;  // only what is taken is of interest
     Scratch scratch(&begin);
     Scatter(p, scratch);
@@ -39,6 +41,7 @@ public:
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
     Scatter work(p, scratch);
+    work.fill_table();
     for (int64_t unit = begin; unit < end && !p.stopped(); ++unit) {
       work.enter(unit / p.planes, unit % p.planes);
       work.box(unit % p.planes);
@@ -46,12 +49,6 @@ public:
   }
 
 private:
-  // Inputs of a box: one index of the axes before `split`, `tile` of them along it, all behind it.
-  struct Boxes {
-    int split;
-    int64_t tile, count;
-  };
-
   // Planes as windows of one tap along an axis in front, so that a box may contain many small ones.
   static void fold_planes(Problem& p) {
     if (p.n_lead == 0 || p.n_axes == max_axes) return;
@@ -68,447 +65,351 @@ private:
     ++p.n_axes;
   }
 
-  // Whether an input may belong to several windows.
-  static bool shared(const Problem& p) {
-    bool found = false;
-    for (int a = 0; a < p.n_axes; ++a) found |= most_covers(p.axes[a], p.planes) > 1;
-    return found;
-  }
+  // Inputs of a box: one index of the axes before `split`, `tile` of them along it, all behind it.
+  struct Boxes {
+    int split;
+    int64_t tile, count, elements;
+    bool shared = false, packed, direct;  // inputs by windows; results in memory; sums are made in place
 
-  // Whether sums may be made where they belong: nothing is rounded in between, and the box has no gaps.
-  static bool direct(const Problem& p) { return (stored_as<V>(p.y_type) || !shared(p)) && packed_planes(p); }
-
-  // Each of its elements has a window of its own.
-  static bool axis_of_planes(const Axis& a) {
-    return a.regular() && a.kernel == 1 && a.stride == 1 && a.origin == 0 && a.size == a.out;
-  }
-
-  static Boxes boxes(const Problem& p) {
-    int64_t inner = p.lanes, outer = p.planes, outputs = p.lanes;
-    int split = p.n_axes - 1;
-    while (split > 0 && inner * p.axes[split].size <= box_size) {
-      outputs *= p.axes[split].out;
-      inner *= p.axes[split--].size;
+    explicit Boxes(const Problem& p) : split(p.n_axes - 1), packed(packed_planes(p)) {
+      for (int a = 0; a < p.n_axes; ++a) shared |= most_covers(p.axes[a], p.planes) > 1;
+      direct = packed && (stored_as<V>(p.y_type) || !shared);
+      const int64_t item = direct ? size_of(p.y_type) : int64_t(sizeof(V)), limit = far / item;
+      int64_t inner = p.lanes, outer = p.planes, outputs = p.lanes;
+      while (split > 0 && inner * p.axes[split].size <= limit) {
+        outputs *= p.axes[split].out;
+        inner *= p.axes[split--].size;
+      }
+      for (int a = 0; a < split; ++a) outer *= p.axes[a].size;
+      const Axis& axis = p.axes[split];
+      const int64_t span = axis.regular() ? span_of(axis) : axis.kernel;
+      // Not much less than a window, so that few outputs reach several boxes; of whole planes, all outputs at once.
+      tile = most(limit / inner, least(4 * span, 4 * limit / inner));
+      if (axis.kernel == 1 && outputs <= most_columns) tile = least(tile, most_columns / most(1, outputs));
+      tile = most(1, least(axis.size, tile));
+      while (tile > 2 * span && tile * inner * item > least_box &&
+             outer * ceil_div(axis.size, tile) < few_units)
+        tile = (tile + 1) / 2;
+      count = outer / p.planes * ceil_div(axis.size, tile);
+      elements = tile * inner;
     }
-    for (int a = 0; a < split; ++a) outer *= p.axes[a].size;
-    const Axis& axis = p.axes[split];
-    // Not much less than a window, so that few outputs reach several boxes; of whole planes, all outputs at once.
-    int64_t tile = most(box_size / inner, least(4 * axis.kernel * axis.step, largest_box / inner));
-    if (axis.kernel == 1) tile = least(tile, most_outputs / most(1, outputs));
-    tile = most(1, least(axis.size, tile));
-    while (tile > 2 * axis.kernel * axis.step && tile * inner > least_box &&
-           outer * ceil_div(axis.size, tile) < least_units)
-      tile = (tile + 1) / 2;
-    return {split, tile, outer / p.planes * ceil_div(axis.size, tile)};
-  }
+  };
+
+  // A row of outputs: where it begins in both arrays, in bytes, and where its first taps begin in the box; they may lie
+  // outside.
+  struct OutputRow {
+    int64_t grad, offset, at;
+  };
 
   Scatter(const Problem& p, Scratch& scratch)
-      : p_(p), last_(p.n_axes - 1), split_(boxes(p).split), direct_(direct(p)), adds_(!direct_ || shared(p)),
-        packed_(packed_planes(p)), folded_(axis_of_planes(p.axes[0])), load_(loader<V>(p.x_type, false)),
-        store_(storer<V>(p.y_type, false)), item_(size_of(p.x_type)),
-        offset_item_(p.extra == Extra::offset8 ? 1 : 4),
-        readable_(p, p.extra_array, offset_item_, Over::outputs) {
-    int64_t outputs = p.lanes, elements = p.lanes * p.tile;
-    for (int a = 0; a < p.n_axes; ++a) {
+      : p_(p), boxes_(p), last_(p.n_axes - 1), load_(loader<V>(p.x_type, false)),
+        store_(storer<V>(p.y_type, false)), item_(size_of(p.x_type)) {
+    double taps = 1, outputs = double(p.planes) * double(p.lanes);
+    int64_t rows = 1, columns = 1, pitch = p.lanes, reach = 0;
+    for (int a = last_; a >= 0; --a) {
       axes_[a] = p.axes[a];
       tables_ |= axes_[a].table_stride != 0;
-      outputs = least(most_outputs, outputs * most(1, axes_[a].out));
-      codes_ *= std::uint64_t(axes_[a].kernel);
-      if (a > split_) elements *= axes_[a].size;
+      taps *= double(axes_[a].kernel);
+      outputs *= double(axes_[a].out);
+      if (a < last_) rows = least(most_rows, rows * most(1, axes_[a].out));
+      columns = least(most_columns, columns * most(1, axes_[a].out));
+      pitch_[a] = pitch;
+      pitch *= axes_[a].size;
+      reach += (axes_[a].kernel - 1) * axes_[a].step * pitch_[a];
     }
-    for (int a = 0; a < p.n_axes; ++a) {
-      const auto kernel = std::uint64_t(axes_[a].kernel);
-      // A product with the inverse is the quotient of all codes if they are small enough.
-      inverse_[a] = kernel > 1 && codes_ * kernel < 1ull << 32 ? Place((1ull << 32) / kernel + 1) : 0;
-    }
-    room_ = most(p.lanes, outputs);
-    at_ = scratch.take<Place>(room_ + L);
-    column_at_ = scratch.take<Place>(room_ + L);
-    column_lead_ = scratch.take<Place>(room_ + L);
-    column_taps_ = scratch.take<Place>(room_ + L);
-    for (int a = 0; a < p.n_axes; ++a) {
-      if (a < last_ && axes_[a].kernel == 1) continue;
-      lead_[a] = scratch.take<Place>(room_ + L);
-      taps_[a] = scratch.take<Place>(room_ + L);
-    }
+    rows_room_ = rows;
+    room_ = most(1, least(most_columns / p.lanes, columns)) * p.lanes;
+    // A table of all taps, if they are so few that it is faster than divisions.
+    if (taps <= double(largest_table) && taps <= 256 + outputs && reach < nowhere / 2) codes_ = int64_t(taps);
+    rows_ = scratch.take<OutputRow>(rows_room_);
+    columns_ = scratch.take<Place>(room_);
+    table_ = scratch.take<Place>(most(codes_ + 1, 2 * L));
     places_ = scratch.take<Place>(room_ + L);
-    offsets_ = scratch.take<Place>(room_ + L);
     grads_ = scratch.take<V>(room_);
-    if (!direct_) sums_ = scratch.take<V>(elements);
+    offsets_ = scratch.take<std::uint32_t>(room_);
+    sums_ = scratch.take<V>(boxes_.direct ? 0 : boxes_.elements);
+  }
+
+  // How far each tap of a window stands from its first one.
+  void fill_table() {
+    if (codes_ == 0) return;
+    int64_t tap[max_axes] = {}, at = 0;
+    for (int64_t code = codes_; code < most(codes_ + 1, 2 * L); ++code) table_[code] = nowhere;
+    for (int64_t code = 0; code < codes_; ++code) {
+      table_[code] = Place(at);
+      for (int a = last_; a >= 0; --a) {
+        at += axes_[a].step * pitch_[a];
+        if (++tap[a] < axes_[a].kernel) break;
+        at -= tap[a] * axes_[a].step * pitch_[a];
+        tap[a] = 0;
+      }
+    }
   }
 
   // To another box, or to a plane that has windows of its own.
   void enter(int64_t box, int64_t plane) {
     if (box == box_ && !tables_) return;
     box_ = box;
-    // Other planes of the same number have the same windows.
-    const int64_t planes = to_[0] - from_[0];
-    const int64_t tiles = ceil_div(axes_[split_].size, p_.tile);
-    int64_t rest = box / tiles, pitch = p_.lanes;
-    rows_ = 1;
+    const int64_t tiles = ceil_div(axes_[boxes_.split].size, p_.tile);
+    int64_t rest = box / tiles;
+    begin_ = 0;
+    Range before[max_axes];
     for (int a = last_; a >= 0; --a) {
+      before[a] = outs_[a];
       Axis& axis = axes_[a];
-      from_[a] = 0;
-      to_[a] = axis.size;
-      if (a == split_) {
-        from_[a] = box % tiles * p_.tile;
-        to_[a] = least(axis.size, from_[a] + p_.tile);
-      } else if (a < split_) {
-        from_[a] = rest % axis.size;
-        to_[a] = from_[a] + 1;
+      own_[a] = {0, axis.size};
+      if (a == boxes_.split) {
+        own_[a].lo = box % tiles * p_.tile;
+        own_[a].hi = least(axis.size, own_[a].lo + p_.tile);
+      } else if (a < boxes_.split) {
+        own_[a] = {rest % axis.size, rest % axis.size + 1};
         rest /= axis.size;
       }
       if (axis.table_stride) {
         axis.starts = p_.axes[a].starts + plane * axis.table_stride;
         axis.counts = p_.axes[a].counts + plane * axis.table_stride;
       }
-      pitch_[a] = pitch;
-      pitch *= to_[a] - from_[a];
-      outs_[a] = {Cover(axis, from_[a]).lo, Cover(axis, to_[a] - 1).hi};
-      if (a < last_) rows_ *= most(0, outs_[a].hi - outs_[a].lo);
+      begin_ += own_[a].lo * pitch_[a];
+      outs_[a] = {Cover(axis, own_[a].lo).lo, Cover(axis, own_[a].hi - 1).hi};
     }
-    elements_ = pitch;
-    laid_out_ &= folded_ && split_ == 0 && to_[0] - from_[0] <= planes;
-    columns_ = most(0, outs_[last_].hi - outs_[last_].lo);
-    plane_rows_ = last_ ? rows_ / most(1, outs_[0].hi - outs_[0].lo) : 1;
+    elements_ = (own_[boxes_.split].hi - own_[boxes_.split].lo) * pitch_[boxes_.split];
+    first_row_ = -1;
+    const int merged = merged_;
+    merge_axes();
+    // Columns stay what they are where only rows are others, or planes.
+    bool same = merged == merged_ && !tables_;
+    for (int a = merged_; a <= last_; ++a) {
+      const int64_t n = outs_[a].hi - outs_[a].lo, n_before = before[a].hi - before[a].lo;
+      same &= axis_of_planes(axes_[a]) ? n <= n_before : outs_[a].lo == before[a].lo && n == n_before;
+    }
+    if (!same) first_column_ = -1;
   }
+
+  // Each of its elements has a window of its own.
+  static bool axis_of_planes(const Axis& a) {
+    return a.regular() && a.kernel == 1 && a.stride == 1 && a.origin == 0 && a.size == a.out;
+  }
+
+  static bool empty(const Axis& a, int64_t o) {
+    if (!a.regular()) return a.counts[o] == 0;
+    if (a.step > 1) return window(a, o).taps == 0;
+    return begin_of(a, o) >= a.size || begin_of(a, o) + a.kernel <= 0;
+  }
+
+  // The last axes whose outputs follow each other in memory, if they are not too many, count as one row.
+  void merge_axes() {
+    merged_ = last_;
+    n_columns_ = most(0, outs_[last_].hi - outs_[last_].lo);
+    const auto follows = [&](const Array& array) {
+      return array.pooled[merged_ - 1] == array.pooled[last_] * n_columns_;
+    };
+    while (merged_ > 0 && outs_[merged_].hi - outs_[merged_].lo == axes_[merged_].out && follows(p_.x) &&
+           follows(p_.extra_array)) {
+      const int64_t more = most(0, outs_[merged_ - 1].hi - outs_[merged_ - 1].lo);
+      if (n_columns_ * more * p_.lanes > room_) break;
+      n_columns_ *= more;
+      --merged_;
+    }
+    n_rows_ = 1;
+    for (int a = 0; a < merged_; ++a) n_rows_ *= most(0, outs_[a].hi - outs_[a].lo);
+  }
+
+  // Rows of outputs from `first` on; those whose windows are empty are left out.
+  void fill_rows(int64_t first) {
+    if (first == first_row_) return;
+    first_row_ = first;
+    kept_rows_ = 0;
+    OutputRow begin{0, 0, -begin_};
+    for (int a = merged_; a <= last_; ++a) {
+      begin.grad += outs_[a].lo * p_.x.pooled[a];
+      begin.offset += outs_[a].lo * p_.extra_array.pooled[a];
+    }
+    for (int64_t r = first, end = least(n_rows_, first + rows_room_); r < end; ++r) {
+      OutputRow row = begin;
+      bool none = false;
+      int64_t rest = r;
+      for (int a = merged_ - 1; a >= 0; --a) {
+        const int64_t n = outs_[a].hi - outs_[a].lo, o = outs_[a].lo + rest % n;
+        rest /= n;
+        row.grad += o * p_.x.pooled[a];
+        row.offset += o * p_.extra_array.pooled[a];
+        row.at += begin_of(axes_[a], o) * pitch_[a];
+        none |= empty(axes_[a], o);
+      }
+      if (!none) rows_[kept_rows_++] = row;
+    }
+  }
+
+  // Where the first taps of `count` columns from `first` on stand in their rows, seen from the first one's; nowhere if a
+  // window is empty. Returns where that one stands.
+  int64_t fill_columns(int64_t first, int64_t count) {
+    int64_t o[max_axes], begin = begin_of(axes_[last_], outs_[last_].lo + first) * pitch_[last_];
+    for (int a = merged_; a < last_; ++a) begin += begin_of(axes_[a], outs_[a].lo) * pitch_[a];
+    if (first == first_column_) return begin;
+    first_column_ = first;
+    for (int a = merged_; a <= last_; ++a) o[a] = outs_[a].lo;
+    o[last_] += first;
+    for (int64_t n = 0, length; n < count; n += length) {
+      length = least(count - n, outs_[last_].hi - o[last_]);
+      int64_t at = -begin;
+      bool none = false;
+      for (int a = merged_; a < last_; ++a) {
+        at += begin_of(axes_[a], o[a]) * pitch_[a];
+        none |= empty(axes_[a], o[a]);
+      }
+      fill_columns(o[last_], length, at, none, columns_ + n * p_.lanes);
+      o[last_] = outs_[last_].lo;
+      for (int a = last_ - 1; a >= merged_; --a) {
+        if (++o[a] < outs_[a].hi) break;
+        o[a] = outs_[a].lo;
+      }
+    }
+    return begin;
+  }
+
+  void fill_columns(int64_t o, int64_t count, int64_t at, bool none, Place* to) const {
+    const Axis& axis = axes_[last_];
+    for (int64_t end = o + count; o < end; ++o, to += p_.lanes) {
+      const bool nothing = none || empty(axis, o);
+      const int64_t here = at + begin_of(axis, o) * p_.lanes;
+      if (p_.lanes == 1)
+        *to = nothing ? nowhere : Place(here);
+      else
+        in_vectors(p_.lanes, [&](int64_t c) { to[c] = nothing ? nowhere : Place(here + c); });
+    }
+  }
+
+  // What becomes of the gradients of a row: they are added to sums, or written as they are; of sparse sums, those that are
+  // touched are set to zero before, and rounded after.
+  enum class Use { add, write, clear, round };
 
   void box(int64_t plane) {
     char* y = plane_of(p_, p_.y, plane);
-    for (int a = 0; a <= last_; ++a) y += from_[a] * p_.y.pooled[a];
-    if (direct_ || sparse()) {
+    for (int a = 0; a <= last_; ++a) y += own_[a].lo * p_.y.pooled[a];
+    if (boxes_.direct) {
       std::memset(y, 0, size_t(elements_ * item_));
-      direct_ ? add(plane, y) : add(plane, sums_, y);
-    } else {
-      std::memset(sums_, 0, size_t(elements_) * sizeof(V));
-      add(plane, sums_);
-      const V* sums = sums_;
-      packed_ ? store_(sums, {y, item_, 1, elements_, 1}) : store(0, sums, y);
+      return stored_as<V>(p_.y_type) ? each_row<Use::add>(plane, reinterpret_cast<V*>(y), y)
+                                     : each_row<Use::write>(plane, nullptr, y);
     }
+    // Where hardly any element of a box gets a gradient, only their sums are made and rounded.
+    if (boxes_.packed && item_ == 2 && n_rows_ * n_columns_ * p_.lanes * 16 <= elements_) {
+      std::memset(y, 0, size_t(elements_ * item_));
+      each_row<Use::clear>(plane, sums_, y);
+      each_row<Use::add>(plane, sums_, y);
+      return each_row<Use::round>(plane, sums_, y);
+    }
+    std::memset(sums_, 0, size_t(elements_) * sizeof(V));
+    each_row<Use::add>(plane, sums_, y);
+    const V* from = sums_;
+    boxes_.packed ? store_(from, {y, item_, 1, elements_, 1}) : store(0, from, y);
   }
 
-  // Whether hardly any element of a box gets a gradient, so that only their sums are made elsewhere and rounded: those of
-  // halves, and of outputs that are found all at once.
-  bool sparse() const {
-    const int64_t outputs = rows_ * columns_ * p_.lanes;
-    return packed_ && item_ == 2 && outputs <= room_ && outputs * 48 <= elements_;
+  template <Use use> void each_row(int64_t plane, V* sums, char* y) {
+    p_.extra == Extra::offset8 ? each_row<use, std::uint8_t>(plane, sums, y)
+                               : each_row<use, std::uint32_t>(plane, sums, y);
   }
 
-  // The gradients of all outputs that reach the box to `sums`, elements of V or, where the results are made directly, of
-  // their type. Where there are results as well, the sums that were touched go there.
-  void add(int64_t plane, void* sums, char* results = nullptr) {
-    if (rows_ == 0 || columns_ == 0) return;
-    const int64_t columns = least(columns_, most(1, room_ / p_.lanes)), row = columns_ * p_.lanes;
-    // Places that are found at once can be found again for other planes.
-    if (!results && row >= (folded_ && split_ == 0 ? long_row : least_row))
-      return add_rows(plane, columns, sums);
-    int64_t rows = columns < columns_ ? 1 : most(1, room_ / (columns_ * p_.lanes));
-    if (rows > plane_rows_) rows -= rows % plane_rows_;
-    for (int64_t r = 0; r < rows_; r += rows)
-      for (int64_t c = 0; c < columns_; c += columns) {
-        const Part part{r, least(rows_, r + rows), c, least(columns_, c + columns)};
-        if (!laid_out_) lay_out(part);
-        laid_out_ = rows >= rows_ && columns == columns_;
-        add(part, plane, sums, results);
+  template <Use use, class Offset> void each_row(int64_t plane, V* sums, char* y) {
+    char *const grads = plane_of(p_, p_.x, plane), *const offsets = plane_of(p_, p_.extra_array, plane);
+    const int64_t step = room_ / p_.lanes;
+    for (int64_t r = 0; r < n_rows_; r += rows_room_)
+      for (int64_t c = 0; c < n_columns_; c += step) {
+        fill_rows(r);
+        const int64_t count = least(step, n_columns_ - c), at = fill_columns(c, count);
+        for (int64_t k = 0; k < kept_rows_; ++k) {
+          find(without_gaps(offsets + rows_[k].offset + c * p_.extra_array.pooled[last_], p_.extra_array,
+                            count, reinterpret_cast<Offset*>(offsets_)),
+               count * p_.lanes, rows_[k].at + at);
+          put<use>(grads + rows_[k].grad + c * p_.x.pooled[last_], count, sums, y);
+        }
       }
   }
 
-  // Some of the outputs that reach the box: rows and columns of them.
-  struct Part {
-    int64_t row, row_end, column, column_end;
-  };
-
-  // Row r of the outputs that reach the box, along the outer axes.
-  void find_row(int64_t r, int64_t* o) const {
-    for (int a = last_ - 1; a >= 0; --a) {
-      const int64_t n = outs_[a].hi - outs_[a].lo;
-      o[a] = outs_[a].lo + r % n;
-      r /= n;
-    }
+  // Elements of a row without gaps: in place, or a copy.
+  template <class T> const T* without_gaps(char* from, const Array& array, int64_t count, T* copy) const {
+    const Row row{from, array.pooled[last_], array.lane, count, p_.lanes};
+    if (row.packed(sizeof(T))) return reinterpret_cast<const T*>(from);
+    each<T>(row, [copy](T& x, int64_t j) { copy[j] = x; });
+    return copy;
   }
 
-  // Where the first nominal taps of some outputs of a row stand in the box, and which of their taps stand in it.
-  void lay_out_columns(int64_t column, int64_t end) {
-    const Axis& axis = axes_[last_];
-    const int64_t from = from_[last_], size = to_[last_] - from, first = outs_[last_].lo + column;
-    if (axis.regular() && axis.step == 1 && p_.lanes == 1 && axis.kernel < 1 << 29 && axis.stride < 1 << 14) {
-      const auto begin = std::int32_t(begin_of(axis, first) - from), stride = std::int32_t(axis.stride),
-                 kernel = std::int32_t(axis.kernel), after = std::int32_t(size);
-      in_vectors(end - column, [&, at = column_at_, lead = column_lead_, taps = column_taps_](int64_t j) {
-        const std::int32_t x = begin + std::int32_t(j) * stride, start = x > 0 ? x : 0;
-        const std::int32_t stop = x + kernel < after ? x + kernel : after;
-        at[j] = Place(x);
-        lead[j] = Place(start - x < kernel ? start - x : kernel - 1);
-        taps[j] = Place(stop > start ? stop - start : 0);
-      });
-      return;
-    }
-    for (int64_t c = column, n = 0; c < end; ++c) {
-      const int64_t o = outs_[last_].lo + c;
-      const Window w = window(axis, o, from, to_[last_]);
-      const int64_t at = (begin_of(axis, o) - from) * p_.lanes;
-      in_vectors(p_.lanes, [&, to = column_at_ + n](int64_t lane) { to[lane] = Place(at + lane); });
-      fill(column_lead_ + n, p_.lanes, Place(w.lead));
-      fill(column_taps_ + n, p_.lanes, Place(w.taps));
-      n += p_.lanes;
-    }
-  }
-
-  // Row by row: each stands at one place of the outer axes, and all have the same columns.
-  void add_rows(int64_t plane, int64_t columns, void* sums) {
-    const char *grad = plane_of(p_, p_.x, plane) + outs_[last_].lo * p_.x.pooled[last_],
-               *offset = plane_of(p_, p_.extra_array, plane) + outs_[last_].lo * p_.extra_array.pooled[last_];
-    for (int a = 0; a < last_; ++a) {
-      grad += outs_[a].lo * p_.x.pooled[a];
-      offset += outs_[a].lo * p_.extra_array.pooled[a];
-    }
-    int64_t index[max_axes] = {};
-    for (int a = 0; a >= 0;) {
-      RowPlace row;
-      bool reaches = true;
-      for (int b = 0; b < last_; ++b) {
-        const int64_t o = outs_[b].lo + index[b];
-        const Window w = window(axes_[b], o, from_[b], to_[b]);
-        row.at += Place((begin_of(axes_[b], o) - from_[b]) * pitch_[b]);
-        row.lead[b] = Place(w.lead);
-        row.taps[b] = Place(w.taps);
-        reaches &= w.taps > 0;
-      }
-      for (int64_t c = 0; reaches && c < columns_; c += columns) {
-        const int64_t end = least(columns_, c + columns);
-        if (!laid_out_) lay_out_columns(c, end);
-        laid_out_ = columns == columns_;
-        const char *grads = grad + c * p_.x.pooled[last_],
-                   *offsets = offset + c * p_.extra_array.pooled[last_];
-        offset_item_ == 1 ? add_row<std::uint8_t>(row, grads, offsets, end - c, sums)
-                          : add_row<std::int32_t>(row, grads, offsets, end - c, sums);
-      }
-      for (a = last_ - 1; a >= 0; --a) {
-        grad += p_.x.pooled[a];
-        offset += p_.extra_array.pooled[a];
-        if (++index[a] < outs_[a].hi - outs_[a].lo) break;
-        grad -= index[a] * p_.x.pooled[a];
-        offset -= index[a] * p_.extra_array.pooled[a];
-        index[a] = 0;
-      }
-    }
-  }
-
-  struct RowPlace {
-    Place at = 0, lead[max_axes], taps[max_axes];  // in the box, and along the outer axes
-  };
-
-  template <class Offset>
-  void add_row(const RowPlace& row, const char* grad, const char* offset, int64_t columns, void* sums) {
-    const int64_t n = columns * p_.lanes;
-    const Row grads{const_cast<char*>(grad), p_.x.pooled[last_], p_.x.lane, columns, p_.lanes},
-        extra{const_cast<char*>(offset), p_.extra_array.pooled[last_], p_.extra_array.lane, columns,
-              p_.lanes};
-    const Offset* offsets = reinterpret_cast<const Offset*>(offset);
-    if (!extra.packed(sizeof(Offset)) || !readable_.holds(offsets, whole_vectors<Place>(n))) {
-      Offset* const copy = reinterpret_cast<Offset*>(offsets_);
-      each<Offset>(extra, [copy](Offset& o, int64_t j) { copy[j] = o; });
-      offsets = copy;
-    }
-    find(offsets, n, column_at_, row.at, [&](int a, int64_t j, Places tap) __attribute__((always_inline)) {
-      if (a < last_) return tap - row.lead[a] < Places{} + row.taps[a];
-      return tap - read<Place, L>(column_lead_ + j) < read<Place, L>(column_taps_ + j);
-    });
-    if (!adds_)
-      return item_ == 2 ? place_row<std::uint16_t>(grads, sums) : place_row<UnsignedLike<V>>(grads, sums);
-    const V* from = reinterpret_cast<const V*>(grad);
-    if (!stored_as<V>(p_.x_type) || !grads.packed(sizeof(V))) {
-      load_(grads, grads_);
-      from = grads_;
-    }
-    V* const to = static_cast<V*>(sums);
-    for (int64_t j = 0; j < n; ++j)
-      if (places_[j] != nowhere) to[places_[j]] += from[j];
-  }
-
-  // Gradients as they are to where they belong, by their bits; of zeros the positive one, as a sum would be.
-  template <class Bits> void place_row(const Row& grads, void* results) const {
-    each<const Bits>(grads, [&, to = static_cast<Bits*>(results)](const Bits& grad, int64_t j) {
-      if (places_[j] != nowhere) to[places_[j]] = Bits(grad << 1) ? grad : Bits(0);
-    });
-  }
-
-  // For each output: where its first nominal tap stands in the box, and which taps of each axis stand in it.
-  void lay_out(const Part& part) {
-    const int64_t n = (part.column_end - part.column) * p_.lanes;
-    lay_out_columns(part.column, part.column_end);
-    int64_t o[max_axes];
-    for (int64_t r = part.row, j = 0; r < part.row_end; ++r, j += n) {
-      find_row(r, o);
-      int64_t at = 0;
-      bool reaches = true;
-      for (int a = 0; a < last_; ++a) {
-        const Window w = window(axes_[a], o[a], from_[a], to_[a]);
-        at += (begin_of(axes_[a], o[a]) - from_[a]) * pitch_[a];
-        reaches &= w.taps > 0;
-        if (axes_[a].kernel == 1) continue;
-        fill(lead_[a] + j, n, Place(w.lead));
-        fill(taps_[a] + j, n, Place(w.taps));
-      }
-      Place* __restrict to = at_ + j;
-      in_vectors(n, [&](int64_t k) { to[k] = column_at_[k] + Place(at); });
-      std::memcpy(lead_[last_] + j, column_lead_, size_t(n) * sizeof(Place));
-      if (reaches)
-        std::memcpy(taps_[last_] + j, column_taps_, size_t(n) * sizeof(Place));
-      else
-        fill(taps_[last_] + j, n, 0);
-    }
-  }
-
-  static void fill(Place* to, int64_t n, Place value) {
-    in_vectors(n, [&](int64_t j) { to[j] = value; });
-  }
-
-  void add(const Part& part, int64_t plane, void* sums, char* results) {
-    const int64_t rows = part.row_end - part.row, n = rows * (part.column_end - part.column) * p_.lanes;
-    if (offset_item_ == 1)
-      find_by<std::uint8_t>(part, plane, n);
-    else
-      find_by<std::int32_t>(part, plane, n);
-    const char* first = first_of(part, p_.x, plane);
-    const bool in_order = in_a_row(part, p_.x, item_);
-    if (!adds_) {
-      if (item_ == 2) return place_all<std::uint16_t>(part, n, plane, in_order ? first : nullptr, sums);
-      return place_all<UnsignedLike<V>>(part, n, plane, in_order ? first : nullptr, sums);
-    }
-    const V* grads = grads_;
-    if (!in_order)
-      each_row(part, p_.x, plane, [&, to = grads_](const Row& row) mutable {
-        load_(row, to);
-        to += row.n * row.lanes;
-      });
-    else if (stored_as<V>(p_.x_type))
-      grads = reinterpret_cast<const V*>(first);
-    else
-      load_({const_cast<char*>(first), item_, 1, n, 1}, grads_);
-    V* const to = static_cast<V*>(sums);
-    if (results)
-      for (int64_t j = 0; j < n; ++j)
-        if (places_[j] != nowhere) to[places_[j]] = V(0);
-    add_all(part, n, grads, to);
-    if constexpr (std::is_same_v<V, float>)
-      if (results) p_.y_type == Dtype::f16 ? round_all<f16>(n, to, results) : round_all<bf16>(n, to, results);
-  }
-
-  template <class S> void round_all(int64_t n, const V* sums, char* results) const {
-    for (int64_t j = 0; j < n; ++j)
-      if (places_[j] != nowhere) reinterpret_cast<S*>(results)[places_[j]] = store_as<S>(sums[places_[j]]);
-  }
-
-  // Gradients as they are to where they belong, by their bits; of zeros the positive one, as a sum would be. Null where
-  // they have gaps.
-  template <class Bits>
-  void place_all(const Part& part, int64_t n, int64_t plane, const char* grads, void* results) const {
-    if (!grads) {
-      each_row(part, p_.x, plane, [&, to = reinterpret_cast<Bits*>(grads_)](const Row& row) mutable {
-        each<Bits>(row, [to](Bits& grad, int64_t j) { to[j] = grad; });
-        to += row.n * row.lanes;
-      });
-      grads = reinterpret_cast<const char*>(grads_);
-    }
-    const Bits* const from = reinterpret_cast<const Bits*>(grads);
-    Bits* const to = static_cast<Bits*>(results);
-    for (int64_t j = 0; j < n; ++j)
-      if (places_[j] != nowhere) to[places_[j]] = Bits(from[j] << 1) ? from[j] : Bits(0);
-  }
-
-  // Finds where the outputs of a part add.
-  template <class Offset> void find_by(const Part& part, int64_t plane, int64_t n) const {
-    const char* extra = first_of(part, p_.extra_array, plane);
-    if (!in_a_row(part, p_.extra_array, offset_item_) || !readable_.holds(extra, (n + L) * offset_item_)) {
-      Offset* copy = reinterpret_cast<Offset*>(offsets_);
-      each_row(part, p_.extra_array, plane, [&, to = copy](const Row& row) mutable {
-        each<Offset>(row, [to](Offset& offset, int64_t j) { to[j] = offset; });
-        to += row.n * row.lanes;
-      });
-      extra = reinterpret_cast<const char*>(copy);
-    }
-    find(reinterpret_cast<const Offset*>(extra), n, at_, 0,
-         [this](int a, int64_t j, Places tap) __attribute__((always_inline)) {
-           return tap - read<Place, L>(lead_[a] + j) < read<Place, L>(taps_[a] + j);
-         });
-  }
-
-  // Additions to one element wait for each other, as neighbouring windows have them: four groups of planes take turns.
-  void add_all(const Part& part, int64_t n, const V* grads, V* sums) const {
-    const Place* const places = places_;
-    const auto one = [=](int64_t j) __attribute__((always_inline)) {
-      if (places[j] != nowhere) sums[places[j]] += grads[j];
+  // Where n outputs add; their first taps stand at `base` and beyond. What lies outside the box becomes -1.
+  template <class Offset> void find(const Offset* codes, int64_t n, int64_t base) const {
+    const std::uint64_t elements = std::uint64_t(elements_), end = std::uint64_t(codes_);
+    const Place *const columns = columns_, *const table = table_;
+    Place* const places = places_;
+    const auto inside = [=](int64_t place) {
+      return std::uint64_t(place) < elements ? Place(place) : Place(-1);
     };
     int64_t j = 0;
-    if (folded_ && last_ > 0) {
-      const int64_t planes = (part.row_end - part.row) / plane_rows_;
-      const int64_t group = planes / 4 * plane_rows_ * (part.column_end - part.column) * p_.lanes;
-      for (; j < group; ++j) one(j), one(j + group), one(j + 2 * group), one(j + 3 * group);
-      j = 4 * group;
+    if (!codes_) {
+      for (; j < n; ++j)
+        places[j] = columns[j] == nowhere ? -1 : inside(base + columns[j] + distance(codes[j]));
+      return;
     }
-    for (; j < n; ++j) one(j);
-  }
-
-  // Where n outputs add: `at` is where their first nominal taps stand, counted from `base`; `stands` says which taps of an
-  // axis stand in the box.
-  template <class Offset, class F> __attribute__((always_inline)) inline void
-  find(const Offset* offsets, int64_t n, const Place* at, Place base, F stands) const {
-    const Place codes = Place(codes_ - 1);
-    for (int64_t j = 0; j < n; j += L) {
-      Places rest = widened<Place, L>(offsets + j), place = read<Place, L>(at + j) + base;
-      auto inside = rest <= codes;
-      for (int a = last_; a >= 0; --a) {
-        const Place kernel = Place(axes_[a].kernel);
-        if (kernel == 1 && a < last_) continue;
-        const Places quotient = a == 0 ? Places{} : over(rest, kernel, inverse_[a]),
-                     tap = rest - quotient * kernel;
-        inside &= stands(a, j, tap);
-        place += tap * Place(axes_[a].step * pitch_[a]);
-        rest = quotient;
-      }
-      write(places_ + j, inside ? place : Places{} + nowhere);
+    const Place from = Place(most(-nowhere, least(base, nowhere)));
+#if defined(__AVX512VL__)
+    using Codes = Vec<std::uint32_t, L>;
+    const bool two = codes_ < 2 * L;  // vectors hold the table, and what stands for no tap
+    const Places low = read<Place, L>(table), high = read<Place, L>(table + L);
+    for (; j + L <= n; j += L) {
+      Codes code = widened<std::uint32_t, L>(codes + j);
+      code = code < std::uint32_t(end) ? code : Codes{} + std::uint32_t(end);
+      const Places number = reinterpret_cast<Places>(code),
+                   place = (two ? taken(low, high, number) : gathered(table, number)) +
+                           read<Place, L>(columns + j) + from;
+      const auto outside = reinterpret_cast<Codes>(place) >= std::uint32_t(elements);
+      write(places + j, place | reinterpret_cast<Places>(outside));
+    }
+#endif
+    for (; j < n; ++j) {
+      const std::uint64_t code = codes[j];
+      places[j] = inside(int64_t(from) + columns[j] + table[code < end ? code : end]);
     }
   }
 
-  static Places over(Places code, Place kernel, Place inverse) {
-    return kernel == 1 ? code : inverse ? multiplied_high(code, inverse) : code / kernel;
-  }
-
-  const char* first_of(const Part& part, const Array& array, int64_t plane) const {
-    int64_t o[max_axes];
-    find_row(part.row, o);
-    const char* data = plane_of(p_, array, plane) + (outs_[last_].lo + part.column) * array.pooled[last_];
-    for (int a = 0; a < last_; ++a) data += o[a] * array.pooled[a];
-    return data;
-  }
-
-  // Whether the outputs of a part have no gaps in memory.
-  bool in_a_row(const Part& part, const Array& array, int64_t item) const {
-    int64_t pitch = item;
-    if (p_.lanes > 1 && array.lane != pitch) return false;
-    pitch *= p_.lanes;
-    if (part.column_end - part.column > 1 && array.pooled[last_] != pitch) return false;
-    pitch *= columns_;
-    for (int a = last_ - 1; a >= 0 && part.row_end - part.row > 1; --a) {
-      const int64_t n = outs_[a].hi - outs_[a].lo;
-      if (n > 1 && array.pooled[a] != pitch) return false;
-      pitch *= n;
+  // How far a tap stands from the window's first one; far away where there is none.
+  int64_t distance(std::uint32_t code) const {
+    int64_t at = 0;
+    for (int a = last_; a > 0; --a) {
+      const std::uint32_t kernel = std::uint32_t(axes_[a].kernel), rest = code / kernel;
+      at += int64_t(code - rest * kernel) * axes_[a].step * pitch_[a];
+      code = rest;
     }
-    return true;
+    return code < std::uint64_t(axes_[0].kernel) ? at + code * axes_[0].step * pitch_[0] : int64_t(1) << 60;
   }
 
-  template <class F> void each_row(const Part& part, const Array& array, int64_t plane, F&& f) const {
-    for (int64_t r = part.row; r < part.row_end; ++r) {
-      const Part row{r, r + 1, part.column, part.column_end};
-      f(Row{const_cast<char*>(first_of(row, array, plane)), array.pooled[last_], array.lane,
-            part.column_end - part.column, p_.lanes});
+  // A row of gradients to the places that were found.
+  template <Use use> void put(char* from, int64_t count, V* sums, char* y) const {
+    const Place* const places = places_;
+    const auto each_place = [n = count * p_.lanes, places](auto&& f) __attribute__((always_inline)) {
+      for (int64_t j = 0; j < n; ++j)
+        if (places[j] >= 0) f(places[j], j);
+    };
+    if constexpr (use == Use::add) {
+      const V* grads = grads_;
+      if (stored_as<V>(p_.x_type))
+        grads = without_gaps(from, p_.x, count, grads_);
+      else
+        load_({from, p_.x.pooled[last_], p_.x.lane, count, p_.lanes}, grads_);
+      each_place([=](Place at, int64_t j) { sums[at] += grads[j]; });
+    } else if constexpr (use == Use::write) {  // by their bits; of zeros the positive one, as a sum would be
+      using Bits = std::uint16_t;
+      const Bits* const grads = without_gaps(from, p_.x, count, reinterpret_cast<Bits*>(grads_));
+      Bits* const to = reinterpret_cast<Bits*>(y);
+      each_place([=](Place at, int64_t j) { to[at] = Bits(grads[j] << 1) ? grads[j] : Bits(0); });
+    } else if constexpr (use == Use::clear) {
+      each_place([=](Place at, int64_t) { sums[at] = V(0); });
+    } else if (p_.y_type == Dtype::f16) {
+      each_place([=](Place at, int64_t) { reinterpret_cast<f16*>(y)[at] = store_as<f16>(sums[at]); });
+    } else {
+      each_place([=](Place at, int64_t) { reinterpret_cast<bf16*>(y)[at] = store_as<bf16>(sums[at]); });
     }
   }
 
   // The sums of a box to where they belong.
   void store(int a, const V*& sums, char* y) const {
-    const int64_t n = to_[a] - from_[a];
+    const int64_t n = own_[a].hi - own_[a].lo;
     if (a < last_) {
       for (int64_t i = 0; i < n; ++i) store(a + 1, sums, y + i * p_.y.pooled[a]);
     } else {
@@ -518,22 +419,24 @@ private:
   }
 
   const Problem& p_;
-  const int last_, split_;
-  const bool direct_, adds_, packed_, folded_;
+  const Boxes boxes_;
+  const int last_;
   const Load<V> load_;
   const Store<V> store_;
-  const int64_t item_, offset_item_;  // bytes of a gradient, on either side, and of an offset
-  const Readable readable_;           // of the offsets
-  bool tables_ = false, laid_out_ = false;
-  std::uint64_t codes_ = 1;
-  Place inverse_[max_axes];
-  int64_t room_, box_ = -1, rows_ = 0, columns_ = 0, plane_rows_ = 1, elements_ = 0;
+  const int64_t item_;                           // bytes of a gradient, on either side
+  bool tables_ = false;                          // planes have windows of their own
+  int64_t codes_ = 0;                            // taps in the table; 0: there is none
+  int64_t rows_room_, room_;                     // rows, and elements of a row, at a time
+  int64_t box_ = -1, elements_ = 0, begin_ = 0;  // where in its plane the box begins
+  int merged_ = 0;                               // the first of the axes that count as one row
+  int64_t n_rows_ = 0, n_columns_ = 0, kept_rows_ = 0, first_row_ = -1, first_column_ = -1;
   Axis axes_[max_axes];
-  int64_t from_[max_axes] = {}, to_[max_axes] = {}, pitch_[max_axes];  // of the box
-  Range outs_[max_axes];                                               // that reach it
-  Place *at_, *column_at_, *column_lead_, *column_taps_, *lead_[max_axes], *taps_[max_axes], *places_;
-  Place* offsets_;  // a copy
-  V *grads_, *sums_ = nullptr;
+  int64_t pitch_[max_axes];               // elements, in a plane without gaps
+  Range own_[max_axes], outs_[max_axes];  // inputs of the box, outputs that reach it
+  OutputRow* rows_;
+  Place *columns_, *table_, *places_;
+  V *grads_, *sums_;
+  std::uint32_t* offsets_;  // a copy
 };
 
 }  // namespace

@@ -31,10 +31,11 @@ using namespace ndpool;
 
 namespace {
 
-constexpr double held_bytes = 1 << 14;   // below this the work is done before another thread has the GIL
-constexpr int64_t huge_bytes = 1 << 25;  // from here on memory is asked for in large pages
-constexpr double long_visits = 1 << 26;  // elements visited by a call that may be interrupted, at least
-constexpr double first_bytes = 1 << 26;  // cost of the first piece of such a call, at most
+constexpr double held_bytes = 1 << 14;     // below this the work is done before another thread has the GIL
+constexpr int64_t huge_bytes = 1 << 25;    // from here on memory is asked for in large pages
+constexpr int64_t kept_scratch = 1 << 24;  // bytes of scratch that a thread keeps between calls, at most
+constexpr double long_visits = 1 << 26;    // elements visited by a call that may be interrupted, at least
+constexpr double first_bytes = 1 << 26;    // cost of the first piece of such a call, at most
 
 [[noreturn]] void fault(const char* what) { throw std::runtime_error(std::string("ndpool core: ") + what); }
 
@@ -389,10 +390,16 @@ void execute(Problem& p, const Kernel& kernel, const Cost& cost) {
     p.stops = [](void* watch) { return static_cast<Watch*>(watch)->stops(); };
     p.watch = &*watch;
   }
-  // A signal handler may pool: then this thread's own scratch is not free.
-  if (workers <= 1 && !watch) return kernel.run(p, 0, p.units, own_scratch(scratch));
-  std::unique_ptr<char[]> memory(new char[size_t(scratch) * size_t(workers) + 64]);
-  char* at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
+  // A signal handler may pool during a call that is watched: then this thread's own scratch is not free.
+  std::unique_ptr<char[]> memory;
+  char* at;
+  if (!watch && scratch * workers <= kept_scratch) {
+    at = own_scratch(scratch * workers);
+  } else {
+    memory.reset(new char[size_t(scratch) * size_t(workers) + 64]);
+    at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
+  }
+  if (workers <= 1 && !watch) return kernel.run(p, 0, p.units, at);
   parallel_for(
       p.units, workers,
       [&](int worker, int64_t begin, int64_t end) { kernel.run(p, begin, end, at + worker * scratch); },

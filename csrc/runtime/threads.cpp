@@ -50,9 +50,12 @@ public:
       Share& share = shares_[(worker + k) % n];
       for (;;) {
         if (watch_ && watch_->stops()) return;
-        const int64_t begin = share.next.fetch_add(piece, std::memory_order_relaxed);
+        // Half of what is left at a time, unless it is watched: an engine prepares anew for every piece.
+        const int64_t left = share.end - share.next.load(std::memory_order_relaxed);
+        const int64_t taken = watch_ ? piece : std::max(piece, left / 2);
+        const int64_t begin = share.next.fetch_add(taken, std::memory_order_relaxed);
         if (begin >= share.end) break;
-        const int64_t end = std::min(share.end, begin + piece);
+        const int64_t end = std::min(share.end, begin + taken);
         if (watch_)
           piece = timed(worker, begin, end, piece);
         else
