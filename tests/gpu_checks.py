@@ -32,7 +32,7 @@ from fences import pages, poisoned_results
 from ndpool import _record, geometry
 from ndpool._cache import cache
 from ndpool._call import Call
-from ndpool._triton import backward, decompose, driver, launch, planes, strip, tuning
+from ndpool._triton import backward, decompose, driver, launch, planes, segments, strip, tuning
 from ndpool._triton import kernels as triton_sources
 from ndpool._triton.memory import layout_of
 from ndpool.frameworks.torch import cuda, kernels, tensors
@@ -245,7 +245,7 @@ def test_kinds_start_every_kernel(monkeypatch):
     started = set()
 
     def note(self, *_):
-        constants = self._arguments[1]
+        constants = self.constants()
         flags = (
             "CHANNELS",
             "COLUMNS",
@@ -258,6 +258,8 @@ def test_kinds_start_every_kernel(monkeypatch):
             "PARTS",
             "ALONG",
             "WALK",
+            "RUNS",
+            "SINGLE",
         )
         started.add((self.name, *((flag, bool(constants[flag])) for flag in flags if flag in constants)))
 
@@ -479,7 +481,8 @@ def test_pieces_of_planes_in_other_arrays(monkeypatch, view, dtype):
         "strided": lambda: x[..., ::2],
     }[view]()
     packed, grids = x.clone(memory_format=torch.contiguous_format), []
-    monkeypatch.setattr(planes, "launcher", noted(planes.launcher, grids))
+    for module in (planes, segments):
+        monkeypatch.setattr(module, "launcher", noted(module.launcher, grids))
     with many_pieces(monkeypatch):
         average = ndpool.adaptive_avg_pool2d(x, 1)
         best = ndpool.adaptive_max_pool2d(x, 1, return_indices=True)
@@ -630,9 +633,7 @@ def test_few_kernels_for_all_sizes(name, args, last):
             plan = geometry.plan(name, x.shape[2:], (*args, 1, False), True)
             call = Call(name, REDUCTIONS[name[:3]], (2, 3), plan, dtype=x.dtype)
             [(_, _, run)] = cuda.launches(call, x, last, torch.device("cpu"))
-            numbers, constants = run._arguments
-            kinds = tuple(None if n is None else type(n) is int and n >= 2**31 for n in numbers)
-            made.add((run._kernel, kinds, tuple(constants.items())))
+            made.add((run._kernel, run._options["num_warps"], str(tuple(map(launch.sample, run._arguments)))))
     assert len(made) <= 12
 
 

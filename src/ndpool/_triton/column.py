@@ -6,18 +6,22 @@ offsets the sums are meaningless, but no memory outside the arrays is touched. C
 
 from __future__ import annotations
 
-from typing import Any
-
 from ndpool._triton import tuning
-from ndpool._triton.kernels.column_backward import column_backward_kernel
+from ndpool._triton.kernels.column_backward import Block, column_backward_kernel
+from ndpool._triton.kernels.indexing import Sizes
+from ndpool._triton.kernels.reducers import Gather
 from ndpool._triton.launch import (
     Launch,
+    constant,
     lanes_for,
+    lanes_of,
     launcher,
-    layout_numbers,
-    layout_strides,
     max_overlap,
+    memory_of,
     optional,
+    programs_of,
+    strides_of,
+    window_of,
 )
 from ndpool._triton.memory import Layout, channel_vector
 from ndpool.geometry import AxisPlan
@@ -37,7 +41,7 @@ def _pays(axes: tuple[AxisPlan, ...], channels: bool, columns: bool) -> bool:
 
 
 def column_backward(
-    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, common: dict[str, Any]
+    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, gather: Gather
 ) -> Launch | None:
     """Launcher for the column kernel, or None where others are faster."""
     d, h, last = axes
@@ -66,25 +70,30 @@ def column_backward(
     )
     if vec > 1:
         x_strides[0] = y_strides[0] = 1
-    parts = [chunks, *optional(d.kernel > 1 or d.size > 1, d.size)]
-    numbers: list[Any] = layout_numbers(n_lanes, n_c, n_w, layout, *parts)
-    for both in (x_strides, y_strides):
-        numbers += [*layout_strides(both, layout)[:-1], *optional(not rows, both[5])]
-    numbers += [parts[1], h.size, d.out, h.out, last.out, parts[0], height]
     shift = (last.kernel & -last.kernel).bit_length() - 1
     inverse = pow(last.kernel >> shift, -1, 2**32)
-    constants = {key: common[key] for key in ("CHANNELS", "LEADS", "COMPUTE", "INT64")} | {
-        "INVERSE": inverse - (inverse >> 31 << 32),  # as a signed number
-        "SHIFT": shift,
-        "COLUMNS": columns,
-        "FIRST": first * wide,
-        "BEGIN": begin,
-        "LOADS": loads,
-        "VEC": vec,
-        "LANES": lanes,
-        "num_warps": lanes // 32,
-    }
-    for name, a in zip("DHW", axes, strict=True):
-        constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"P{name}": -a.origin}
+    block = Block(
+        INVERSE=inverse - (inverse >> 31 << 32),  # as a signed number
+        SHIFT=shift,
+        COLUMNS=columns,
+        FIRST=first * wide,
+        BEGIN=begin,
+        LOADS=loads,
+        VEC=vec,
+        LANES=lanes,
+    )
+    arguments = (
+        lanes_of(n_lanes, n_c, n_w, layout),
+        programs_of(chunks, *optional(d.kernel > 1 or d.size > 1, d.size)),
+        strides_of(x_strides, layout, rows),
+        strides_of(y_strides, layout, rows),
+        Sizes(*(a.size for a in axes)),
+        Sizes(*(a.out for a in axes)),
+        height,
+        window_of(axes),
+        constant(block),
+        memory_of(layout),
+        constant(gather),
+    )
     grid = -(-n_lanes // lanes) * d.size * chunks
-    return launcher(column_backward_kernel, grid, numbers, constants, [], itemsize < 16)
+    return launcher(column_backward_kernel, grid, arguments, lanes // 32, itemsize < 16)

@@ -9,8 +9,7 @@ from functools import lru_cache
 from math import isqrt, prod
 
 from ndpool._triton import tuning
-from ndpool._triton.forward import folds_rows
-from ndpool._triton.launch import three_axes
+from ndpool._triton.launch import folds_rows, three_axes
 from ndpool.geometry import AxisPlan, Plan
 
 
@@ -47,7 +46,12 @@ def pieces(plan: Plan, n_planes: int, channels: bool) -> tuple[Plan, int] | None
     outs = prod(a.out for a in (three if channels else three[:2]))
     programs = outs * n_planes
     n = min(256, first.kernel // 8, plan.taps // tuning.PIECE, -(-tuning.PROGRAMS // max(programs, 1)))
-    if (len(plan.axes) < 2 and plan.out != (1,)) or n < 2 or not programs or not folds_rows(three):
+    if (
+        (len(plan.axes) < 2 and plan.out != (1,))
+        or n < 2
+        or not programs
+        or not folds_rows(three, tuning.MANY_TAPS)
+    ):
         return None
     cut = first.divided(n)
     return None if cut is None else (Plan([cut, *plan.axes[1:]]), n)

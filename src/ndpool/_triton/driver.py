@@ -8,7 +8,7 @@ some versions call a C compiler for it. Called by `launch`, which falls back to 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -66,6 +66,15 @@ def _driver() -> ctypes.CDLL | None:
     return library if hasattr(library, "cuLaunchKernelEx") else None
 
 
+def _flat(values: Any) -> Iterator[Any]:
+    """The elements of nested tuples, in order."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
 def starter(
     made: Any, grid: tuple[int, int, int], values: Sequence[Any], n_arrays: int = 3
 ) -> Callable[..., None] | None:
@@ -78,12 +87,12 @@ def starter(
     if library is None:
         return None
     about = made.metadata
-    kinds = list(made.src.signature.values())
+    kinds = list(_flat(tuple(made.src.signature.values())))
     scratch = about.global_scratch_size or about.profile_scratch_size
     if about.num_ctas != 1 or about.launch_cooperative_grid or scratch:
         return None
     fixed: list[Any] = []
-    for kind, value in zip(kinds[n_arrays:], values, strict=True):
+    for kind, value in zip(kinds[n_arrays:], _flat(tuple(values)), strict=True):
         pointer = isinstance(kind, str) and kind.startswith("*")
         if not pointer and kind not in _TYPES and kind != "constexpr":
             return None

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from math import inf, prod
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,15 @@ from triton.runtime.jit import JITFunction
 
 from ndpool import _record
 from ndpool._triton.driver import starter
-from ndpool._triton.kernels.indexing import USE_PDL
+from ndpool._triton.kernels.indexing import (
+    USE_PDL,
+    Bounds,
+    Lanes,
+    Memory,
+    Programs,
+    Strides,
+    Window,
+)
 from ndpool._triton.memory import LIMIT, Layout
 from ndpool.geometry import AxisPlan, Plan
 
@@ -129,8 +138,10 @@ def max_overlap(axis: AxisPlan) -> int:
     return int(containing(axis, tabled=False)[1].max(initial=1))
 
 
-def magic(by: int) -> int:
+def magic(by: int | None) -> int | None:
     """Magic number with which `indexing.divide` replaces a division of numbers below 2**31 by `by`."""
+    if by is None:
+        return None
     more = max(0, by - 1).bit_length()
     return 2**32 if by > LIMIT else ((1 << (31 + more)) // by + 1) | (more + 1) << 32
 
@@ -140,31 +151,46 @@ def optional(condition: bool, *values: Any) -> list[Any]:
     return [value if condition else None for value in values]
 
 
-def layout_numbers(n_lanes: int, n_c: int, n_w: int, layout: Layout, *parts: int | None) -> list[int | None]:
-    """Number of lanes, sizes that split it, and magic numbers; `parts` split the program number first."""
-    counts = (
-        *optional(layout.channels, n_c),
-        n_w,
-        *optional(layout.leads > 1, layout.sizes[1]),
-    )
-    magics = (n if n is None else magic(n) for n in (*counts, *parts))
-    return [n_lanes, *counts, *magics]
+def lanes_of(n_lanes: int, n_c: int, n_w: int, layout: Layout) -> Lanes:
+    """The number of lanes and the sizes that split it."""
+    counts = (*optional(layout.channels, n_c), n_w, *optional(layout.leads > 1, layout.sizes[1]))
+    return Lanes(n_lanes, *counts, *map(magic, counts))
 
 
-def layout_constants(layout: Layout) -> dict[str, Any]:
+def programs_of(strips: int | None, d: int | None) -> Programs:
+    """What splits the number of a program."""
+    return Programs(strips, d, magic(strips), magic(d))
+
+
+def strides_of(strides: Sequence[int], layout: Layout, rows: bool = False) -> Strides:
+    """The strides that a kernel needs; with `rows`, those along rows are known to be 1."""
+    c, lead, outer, d, h, w = strides
+    found = (*optional(layout.channels, c), lead, *optional(layout.leads > 1, outer), d, h)
+    return Strides(*found, *optional(not rows, w))
+
+
+def memory_of(layout: Layout) -> Memory:
     """Compile-time constants that describe a layout."""
-    return {"INT64": layout.int64, "CHANNELS": layout.channels, "LEADS": layout.leads}
+    return constant(Memory(layout.channels, layout.leads, layout.int64))
 
 
-def layout_strides(strides: Sequence[int], layout: Layout) -> list[int | None]:
-    """The strides that a kernel needs: of channels, of two leading axes and of three pooled axes."""
-    c, first, second, *pooled = strides
-    return [
-        *optional(layout.channels, c),
-        first,
-        *optional(layout.leads > 1, second),
-        *pooled,
-    ]
+def window_of(axes: tuple[AxisPlan, ...]) -> Window:
+    """Compile-time constants that describe regular windows."""
+    each = (tuple(getattr(a, name) for a in axes) for name in ("kernel", "stride", "origin"))
+    return constant(Window(*(value for values in each for value in values)))
+
+
+def bounds_of(axes: tuple[AxisPlan, ...], needed: bool) -> Bounds:
+    """Where windows are counted."""
+    return Bounds(*optional(needed, *(b for a in axes for b in a.bounds)))
+
+
+Group = TypeVar("Group", bound=tuple[Any, ...])
+
+
+def constant(group: Group) -> Group:
+    """The group as compile-time constants."""
+    return group._make(map(tl.constexpr, group))  # type: ignore[attr-defined,no-any-return]
 
 
 def three_axes(plan: Plan) -> tuple[AxisPlan, ...]:
@@ -192,6 +218,28 @@ def divide_by(axes: tuple[AxisPlan, ...], divides: bool, divisor: int) -> tuple[
         return 0, 1
     by = divisor or uniform_divisor(axes)
     return (1, by) if by else (2, 1)
+
+
+def by_taps(axes: tuple[AxisPlan, ...], divide: int, by: int) -> int:
+    """How windows with tables are divided: by their own numbers of taps, also where these are all the same.
+
+    Whether they are depends on sizes, and a new size must not compile a new kernel.
+    """
+    return 2 if divide == 1 and by == prod(a.kernel for a in axes) else divide
+
+
+def unpadded(axes: tuple[AxisPlan, ...]) -> bool:
+    """Whether all planes share the same windows, without dilation and without padding."""
+    return all(
+        a.starts.ndim == 1 if a.starts is not None else a.step == 1 and a.origin >= 0 and a.end <= a.size
+        for a in axes
+    )
+
+
+def folds_rows(axes: tuple[AxisPlan, ...], least: int) -> bool:
+    """Whether windows have very many taps, overlap little and have no padding."""
+    shared = prod(max(1, a.kernel * a.out // a.size) for a in axes)
+    return shared == 1 and prod(a.kernel for a in axes) >= least and unpadded(axes)
 
 
 @lru_cache(1024)
@@ -254,17 +302,35 @@ class Prepared:
     Addresses are passed as integers, which need no inspection.
     """
 
-    __slots__ = ("_again", "_arguments", "_grid", "_kernel", "direction", "name", "ready", "start")
+    __slots__ = (
+        "_again",
+        "_arguments",
+        "_grid",
+        "_kernel",
+        "_options",
+        "direction",
+        "name",
+        "ready",
+        "start",
+    )
 
-    def __init__(
-        self, kernel: Any, grid: int, arguments: tuple[Any, ...], constants: dict[str, Any], again: bool
-    ) -> None:
-        self._kernel, self._grid, self._again = kernel, (grid, 1, 1), again
-        self._arguments = arguments, constants | ({"launch_pdl": True} if USE_PDL.value else {})
+    def __init__(self, kernel: Any, grid: int, arguments: tuple[Any, ...], warps: int, again: bool) -> None:
+        self._kernel, self._grid, self._again, self._arguments = kernel, (grid, 1, 1), again, arguments
+        self._options = {"num_warps": warps} | ({"launch_pdl": True} if USE_PDL.value else {})
         self.name = kernel.__name__.removesuffix("_kernel")
         self.direction = "backward" if self.name.endswith("backward") else "forward"
         self.ready = False
         self.start: Any = None  # (stream, addresses of the arrays) -> None, once ready
+
+    def constants(self) -> dict[str, Any]:
+        """The compile-time constants by name."""
+        groups = (group for group in self._arguments if isinstance(group, tuple))
+        return {
+            name: value.value
+            for group in groups
+            for name, value in group._asdict().items()  # type: ignore[attr-defined]
+            if isinstance(value, tl.constexpr)
+        }
 
     def __call__(self, x: Tensor, y: Tensor, extra: Tensor, *more: Tensor) -> None:
         if _record.recording:
@@ -282,22 +348,43 @@ class Prepared:
 
         Unaligned arrays may need another kernel next time, and the interpreter has nothing to compile.
         """
-        arguments, constants = self._arguments
-        if not self._again or not isinstance(self._kernel, JITFunction):
-            self._kernel[self._grid](*arrays, *arguments, **constants)
+        arguments, options = self._arguments, self._options
+        if not isinstance(self._kernel, JITFunction):
+            self._kernel[self._grid](*arrays, *map(_interpreted, arguments), **options)
             return False
-        made = self._kernel.run(*arrays, *arguments, grid=self._grid, warmup=True, **constants)
+        made = self._kernel.run(*arrays, *map(sample, arguments), grid=self._grid, warmup=True, **options)
         if made is None:  # a hook has prevented the compilation, as checks without a device do
             if arrays[0].is_cuda:
                 raise RuntimeError(f"ndpool: Triton has not compiled {self._kernel.__name__}")
             return False
-        values = (
-            *(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments),
-            *(constants[name] for name in self._kernel.arg_names if name in constants),
-        )
-        self.start = starter(made, self._grid, values, len(arrays)) or _public(made, self._grid, values)
+        values = tuple(t.data_ptr() if isinstance(t, Tensor) else t for t in arguments)
+        public = _public(made, self._grid, values)
+        if not self._again:
+            public(current_stream(arrays[0].get_device()), *(t.data_ptr() for t in arrays))
+            return False
+        self.start = starter(made, self._grid, values, len(arrays)) or public
         self.ready = True
         return True
+
+
+def sample(value: Any) -> Any:
+    """A stand-in of the same type for the compiler, which would specialise kernels for 1 and multiples of 16.
+
+    Whatever the compiler must know is a constant; tensors, None and constants stand for themselves.
+    """
+    if isinstance(value, tuple):
+        return value._make(map(sample, value))  # type: ignore[attr-defined]  # a group of arguments
+    if type(value) is int:
+        return 3 if -(2**31) <= value < 2**31 else 2**40 + 3
+    return value
+
+
+def _interpreted(value: Any) -> Any:
+    """Constants as the interpreter takes them: plain values that it does not turn into tensors."""
+    if isinstance(value, tuple) and isinstance(value[0], tl.constexpr):
+        names = value._fields  # type: ignore[attr-defined]  # a group of arguments
+        return SimpleNamespace(**{name: one.value for name, one in zip(names, value, strict=True)})
+    return value
 
 
 def _public(made: Any, grid: tuple[int, int, int], values: tuple[Any, ...]) -> Callable[..., None]:
@@ -309,16 +396,9 @@ def _public(made: Any, grid: tuple[int, int, int], values: tuple[Any, ...]) -> C
     return start
 
 
-def launcher(
-    kernel: Any,
-    grid: int,
-    numbers: list[Any],
-    constants: dict[str, Any],
-    tables: Sequence[Tensor | None],
-    aligned: bool,
-) -> Prepared:
-    """Bind a kernel to its grid, tables and numbers; on aligned arrays the compiled kernel is reused."""
-    return Prepared(kernel, grid, (*tables, *numbers), constants, aligned)
+def launcher(kernel: Any, grid: int, arguments: Sequence[Any], warps: int, aligned: bool) -> Prepared:
+    """Bind a kernel to its grid and arguments; on aligned arrays the compiled kernel is reused."""
+    return Prepared(kernel, grid, tuple(arguments), warps, aligned)
 
 
 def lanes_for(n_lanes: int, most: int) -> int:

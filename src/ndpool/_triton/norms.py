@@ -6,14 +6,14 @@ Called by the CUDA part of the PyTorch framework, which gathers the quotients an
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from ndpool._triton.kernels.norm_backward import norm_quotient_kernel
-from ndpool._triton.launch import Prepared, launcher
+from ndpool._triton.kernels.norm_backward import Block, norm_quotient_kernel
+from ndpool._triton.kernels.reducers import Gather
+from ndpool._triton.launch import Prepared, constant, launcher
 from ndpool._triton.tuning import BLOCK
 
 
@@ -34,10 +34,8 @@ def norm_quotient(grad: Tensor, y: Tensor, taps: int) -> Tensor:
 
 @lru_cache(1024)
 def _quotient(n: int, taps: int, dtype: torch.dtype, aligned: bool, device: torch.device) -> Prepared:
-    constants: dict[str, Any] = {
-        "BLOCK": BLOCK,
-        "COMPUTE": tl.float64 if dtype is torch.float64 else tl.float32,
-    }
-    run = launcher(norm_quotient_kernel, -(-n // BLOCK), [n, taps], constants, [], aligned)
+    compute = tl.float64 if dtype is torch.float64 else tl.float32
+    arguments = (n, taps, constant(Block(BLOCK)), constant(Gather(False, False, 0, compute)))
+    run = launcher(norm_quotient_kernel, -(-n // BLOCK), arguments, 4, aligned)
     run.direction = "backward"
     return run

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import torch
 import triton.language as tl
@@ -16,50 +15,61 @@ from torch import Tensor
 from ndpool._call import NO_EXTRA, OFFSET32
 from ndpool._plan import AxisPlan, Plan
 from ndpool._triton import tuning
-from ndpool._triton.kernels.channels_last import channels_last_backward_kernel, channels_last_forward_kernel
-from ndpool._triton.kernels.planes import plane_backward_kernel, plane_forward_kernel
+from ndpool._triton.kernels import channels_last
+from ndpool._triton.kernels import plane_backward as gradient_kernel
+from ndpool._triton.kernels import plane_forward as plane_kernel
+from ndpool._triton.kernels.indexing import Division, Sizes
+from ndpool._triton.kernels.reducers import Gather, Reduce
 from ndpool._triton.launch import (
     SUM,
     Launch,
     all_of,
+    constant,
+    lanes_of,
     launcher,
     launches_dependents,
     magic,
+    memory_of,
     merged,
-    optional,
-    tables,
+    programs_of,
+    strides_of,
     three_axes,
     whole_planes,
+    window_table,
 )
 from ndpool._triton.memory import LIMIT, Layout, layout_of, next_power, widest, widest_or_one
+from ndpool._triton.segments import segments
 
 
 def plane_forward(
-    axes: tuple[AxisPlan, ...],
-    layout: Layout,
-    itemsize: int,
-    by: int,
-    common: dict[str, Any],
-    device: torch.device,
+    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, reduce: Reduce, device: torch.device
 ) -> Launch:
     """Reduce contiguous planes in one pass, or in two if there are too few to fill the device."""
     size, n_planes = axes[2].size, layout.sizes[1] * layout.sizes[2]
-    n, piece = plane_pieces(size, n_planes)
-    if n < 2 or common["COMPUTE"] not in (tl.float32, tl.float64):
-        return _plane_pass(size, layout, itemsize, by, common)
-    between = torch.float64 if common["COMPUTE"] == tl.float64 else torch.float32
-    half, kind = n_planes * n, common["KIND"]
-    first = common | {"KIND": OFFSET32 if kind else NO_EXTRA, "DIVIDE": 0}
-    cut = _plane_pass(size, layout, itemsize, 1, first, piece)
+    if size <= tuning.SMALL_PLANE:
+        return _small_planes(size, layout, itemsize, by, reduce)
+    n = plane_pieces(size, n_planes)
+    cut_axis = all_of(size).axes[0].divided(n) if n > 1 else None
+    if cut_axis is None or reduce.COMPUTE not in (tl.float32, tl.float64):
+        found = segments(axes, layout, itemsize, by, reduce, device, whole=True)
+        assert found is not None, "planes are contiguous"
+        return found
+    between = torch.float64 if reduce.COMPUTE == tl.float64 else torch.float32
+    half, kind = n_planes * n, reduce.KIND
+    first = reduce._replace(KIND=OFFSET32 if kind else NO_EXTRA, DIVIDE=0)
     # Pieces lie in memory as channels-last planes of n elements do.
+    cut_layout = layout._replace(output_strides=(0, 1, layout.sizes[1], 0, 0, n_planes))
+    cut = segments((*axes[:2], cut_axis), cut_layout, itemsize, 1, first, device, whole=True, pieces=True)
+    assert cut is not None, "planes are contiguous"
     pieces = layout._replace(
+        channels=True,
         leads=1,
         sizes=(*layout.sizes[1:], 1),
         input_strides=(1, layout.sizes[1], 0, 0, 0, n_planes),
         output_strides=(*layout.output_strides[1:3], 0, 0, 0, 0),
     )
-    last, item = all_of(n).axes[0], between.itemsize if itemsize < 16 else itemsize
-    put = _channel_pass((*axes[:2], last), pieces, item, by, common, device, 2, half)
+    item = between.itemsize if itemsize < 16 else itemsize
+    put = _channel_pass((*axes[:2], all_of(n).axes[0]), pieces, item, by, reduce, device, 2, half)
 
     def launch(x: Tensor, y: Tensor, extra: Tensor) -> None:
         parts = x.new_empty(2 * half if kind else half, dtype=between)
@@ -70,13 +80,46 @@ def plane_forward(
     return launch
 
 
-def plane_pieces(size: int, n_planes: int) -> tuple[int, int]:
-    """Into how many pieces of how many elements planes are cut if they are too few to fill the device."""
-    n = min(1024, size // tuning.LARGE_PLANE, -(-tuning.PROGRAMS // max(1, n_planes)))
+def _small_planes(size: int, layout: Layout, itemsize: int, by: int, reduce: Reduce) -> Launch:
+    """Every size has a kernel of its own."""
+    n_planes = layout.sizes[1] * layout.sizes[2]
+    # Contiguous planes are read by full vectors, even where a vector spans two planes.
+    dense = layout.leads < 2 and layout.input_strides[1] in (0, size)
+    unit = widest(itemsize, *([size * n_planes] if dense else [size, *layout.input_strides[1:3]]))
+    shifted = size % unit > 0
+    vectors = -(-(size + (unit - 1) * shifted) // unit)
+    # About seven vectors of a plane per thread; neighbouring threads read 32 bytes or more.
+    lanes = next_power(-(-vectors // max(1, min(7, 56 // unit))))
+    lanes = max(lanes, 32 if unit == 1 else 2 if itemsize < 4 else 4)
+    threads = max(lanes, tuning.THREADS if reduce.OP == SUM or itemsize > 2 else tuning.THREADS // 2)
+    parts, width = -(-vectors // lanes), lanes * unit
+    block = plane_kernel.Block(
+        PLANES=max(1, min(threads // lanes, next_power(n_planes))),
+        WIDTH=width,
+        UNIT=unit,
+        SHIFTED=shifted,
+        PARTS=parts,
+        FULL=min(parts, size // width),
+    )
+    arguments = (
+        lanes_of(n_planes, 1, 1, layout),
+        strides_of(layout.input_strides, layout),
+        strides_of(layout.output_strides, layout),
+        size,
+        Division(by, 1 / by),
+        constant(block),
+        memory_of(layout),
+        constant(reduce),
+    )
+    grid = -(-n_planes // block.PLANES)
+    return launcher(plane_kernel.plane_forward_kernel, grid, arguments, threads // 32, itemsize < 16)
+
+
+def plane_pieces(size: int, n_planes: int) -> int:
+    """Into how many pieces planes are cut if they are too few to fill the device."""
     if size < 8 * tuning.LARGE_PLANE or n_planes > tuning.CUT_PLANES:
-        return 1, size
-    piece = -(-size // (8 * n)) * 8
-    return -(-size // piece), piece
+        return 1
+    return min(1024, size // tuning.LARGE_PLANE, -(-tuning.PROGRAMS // max(1, n_planes)))
 
 
 def channel_shape(
@@ -89,63 +132,6 @@ def channel_shape(
         return (32 if merges or last.kernel <= 96 else 64), 1, 4
     more = max(1, tuning.CHANNEL_ROW // (width * min(itemsize, 8)))  # columns where there are few channels
     return (8 * more, 8, 4) if last.kernel <= 8 else (16 * more, 8, 8)
-
-
-def _plane_pass(
-    whole: int, layout: Layout, itemsize: int, by: int, common: dict[str, Any], piece: int = 0
-) -> Launch:
-    """One launch for planes of `whole` elements, or for all pieces of so many elements of them."""
-    size, n_planes = piece or whole, layout.sizes[1] * layout.sizes[2]
-    # Contiguous planes are read by full vectors, even where a vector spans two planes.
-    dense = layout.leads < 2 and layout.input_strides[1] in (0, whole)
-    pitches = [whole * n_planes] if dense else [whole, size, *layout.input_strides[1:3]]
-    if piece:
-        n_planes *= -(-whole // piece)
-    unit = widest(itemsize, *pitches)
-    shifted = size % unit > 0
-    vectors = -(-(size + (unit - 1) * shifted) // unit)
-    # About seven vectors of a plane per thread; neighbouring threads read 32 bytes or more.
-    lanes = next_power(-(-vectors // max(1, min(7, 56 // unit))))
-    lanes = max(lanes, 32 if unit == 1 else 2 if itemsize < 4 else 4)
-    if common["OP"] == SUM and lanes > 64 and -(-vectors // 64) * unit <= 60:
-        lanes = 64  # sums need few registers
-    threads = max(lanes, tuning.THREADS if common["OP"] == SUM or itemsize > 2 else tuning.THREADS // 2)
-    parts = -(-vectors // lanes)
-    if tuning.SMALL_PLANE < size <= tuning.LARGE_PLANE:
-        # Few kernels for all sizes: always as many loads, by one of a few numbers of lanes.
-        unit = widest_or_one(itemsize, *pitches)
-        shifted = dense and unit > 1
-        vectors = -(-(size + (unit - 1) * shifted) // unit)
-        parts, lanes = 8, next(n for n in (16, 64, 256, 1024) if 8 * n >= vectors)
-        threads = max(lanes, tuning.THREADS)
-    if piece or size > tuning.LARGE_PLANE or lanes > 2 * tuning.THREADS:
-        # One kernel for all sizes.
-        unit = widest_or_one(itemsize, *pitches)
-        shifted = dense and unit > 1
-        lanes, parts, threads = 4 * tuning.THREADS, 0, 2 * tuning.THREADS
-    width, planes = lanes * unit, max(1, min(threads // lanes, next_power(n_planes)))
-    numbers: list[Any] = [
-        n_planes,
-        layout.sizes[1],
-        size,
-        whole,
-        *layout.input_strides[1:3],
-        *layout.output_strides[1:3],
-        by,
-        1 / by,
-    ]
-    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "IDENTITY", "COMPUTE", "INT64")} | {
-        "PLANES": planes,
-        "WIDTH": width,
-        "UNIT": unit,
-        "SHIFTED": shifted,
-        "PARTS": parts,
-        "FULL": min(parts, size // width) if size <= tuning.SMALL_PLANE else 0,
-        "PIECES": piece > 0,
-        "LEADS": layout.leads,
-        "num_warps": threads // 32,
-    }
-    return launcher(plane_forward_kernel, -(-n_planes // planes), numbers, constants, [], itemsize < 16)
 
 
 def rows_of_channels(axes: tuple[AxisPlan, ...], layout: Layout) -> int:
@@ -191,32 +177,27 @@ def channel_blocks(layout: Layout, itemsize: int, row: int = tuning.CHANNEL_ROW)
 
 
 def channels_forward(
-    axes: tuple[AxisPlan, ...],
-    layout: Layout,
-    itemsize: int,
-    by: int,
-    common: dict[str, Any],
-    device: torch.device,
+    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, reduce: Reduce, device: torch.device
 ) -> Launch:
     """Reduce channels-last windows in one pass, or planes in two if there are too few to fill the device."""
     _, _, height, blocks = channel_blocks(layout, itemsize)
     channels, *leads = layout.sizes
     programs = blocks * leads[0] * leads[1]
-    rows, floating = rows_of_channels(axes, layout), common["COMPUTE"] in (tl.float32, tl.float64)
+    rows, floating = rows_of_channels(axes, layout), reduce.COMPUTE in (tl.float32, tl.float64)
     n = min(-(-rows // height), -(-tuning.PROGRAMS // programs))
     if n < 2 or 4 * programs > tuning.PROGRAMS or not floating:
-        return _channel_pass(axes, layout, itemsize, by, common, device)
-    between = torch.float64 if common["COMPUTE"] == tl.float64 else torch.float32
+        return _channel_pass(axes, layout, itemsize, by, reduce, device)
+    between = torch.float64 if reduce.COMPUTE == tl.float64 else torch.float32
     half, strides = prod(layout.sizes) * n, (1, channels * n, channels * n * leads[0], 0, 0, channels)
     pieces_of_rows = all_of(rows).axes[0].divided(n)
     assert pieces_of_rows is not None, "no more pieces than rows"
     cut_axes, merged_axes = (*axes[:2], pieces_of_rows), (*axes[:2], all_of(n).axes[0])
     pieces = layout._replace(output_strides=strides)
-    cut = _channel_pass(cut_axes, pieces, itemsize, 1, common | {"DIVIDE": 0}, device, 1, half)
+    cut = _channel_pass(cut_axes, pieces, itemsize, 1, reduce._replace(DIVIDE=0), device, 1, half)
     layout = layout._replace(input_strides=strides)
     itemsize = between.itemsize if itemsize < 16 else itemsize
-    put = _channel_pass(merged_axes, layout, itemsize, by, common, device, 2, half)
-    total = half * (1 if common["OP"] == SUM or not common["KIND"] else 2)
+    put = _channel_pass(merged_axes, layout, itemsize, by, reduce, device, 2, half)
+    total = half * (1 if reduce.OP == SUM or not reduce.KIND else 2)
 
     def launch(x: Tensor, y: Tensor, extra: Tensor) -> None:
         parts = x.new_empty(total, dtype=between)
@@ -231,7 +212,7 @@ def _channel_pass(
     layout: Layout,
     itemsize: int,
     by: int,
-    common: dict[str, Any],
+    reduce: Reduce,
     device: torch.device,
     parts: int = 0,
     half: int = 0,
@@ -239,72 +220,72 @@ def _channel_pass(
     """One launch; `parts`: 1 writes pieces of windows, 2 merges them, with offsets `half` elements later."""
     d, h, last = axes
     unit, width, _, blocks = channel_blocks(layout, itemsize)
-    several = d.size * h.size > 1
-    with_offsets = common["OP"] != SUM and common["KIND"] != 0
-    columns, rows, warps = channel_shape(last, several, parts == 2, width, itemsize)
-    x_strides = [s // unit for s in layout.input_strides]
-    numbers: list[Any] = [blocks, layout.sizes[0], layout.sizes[1], half]
-    numbers += [*map(magic, (blocks, last.out, h.out, d.out, layout.sizes[1])), *x_strides[1:]]
-    numbers += [*layout.output_strides, d.size, h.size, last.size]
-    numbers += [d.out, h.out, last.out, h.kernel, last.kernel, by, 1 / by]
-    constants = {key: common[key] for key in ("OP", "KIND", "DIVIDE", "IDENTITY", "COMPUTE", "INT64")} | {
-        "LEADS": layout.leads,
-        "UNIT": unit,
-        "WIDTH": width,
-        "COLUMNS": columns,
-        "ROWS": rows,
-        "ALONG": rows > 1 and with_offsets and last.kernel > columns,
-        "PARTS": parts,
-        "WITH_OFFSETS": with_offsets,
-        "num_warps": warps,
-    }
-    given: list[Tensor | None] = []
-    for a in axes:
-        whole = a.out == 1 and a.regular and (a.kernel, a.origin) == (a.size, 0)
-        given += optional(not whole, *tables(a, device))
+    columns, rows, warps = channel_shape(last, d.size * h.size > 1, parts == 2, width, itemsize)
+    block = channels_last.Block(
+        UNIT=unit,
+        WIDTH=width,
+        COLUMNS=columns,
+        ROWS=rows,
+        ALONG=rows > 1 and reduce.KIND != 0 and last.kernel > columns,
+        PARTS=parts,
+    )
+    lead = layout.sizes[1] if layout.leads > 1 else None
+    magics = map(magic, (blocks, lead, last.out))
+    whole = (a.out == 1 and a.regular and (a.kernel, a.origin) == (a.size, 0) for a in axes)
+    arguments = (
+        *(None if one else window_table(a, device) for a, one in zip(axes, whole, strict=True)),
+        channels_last.Channels(blocks, layout.sizes[0], lead, half, *magics),
+        programs_of(h.out, d.out),
+        strides_of([s // unit for s in layout.input_strides], layout),
+        strides_of(layout.output_strides, layout),
+        Sizes(*(a.size for a in axes)),
+        Sizes(*(a.out for a in axes)),
+        Sizes(*(a.kernel for a in axes)),
+        Division(by, 1 / by),
+        constant(block),
+        memory_of(layout),
+        constant(reduce),
+    )
     grid = d.out * h.out * last.out * blocks * layout.sizes[1] * layout.sizes[2]
-    return launcher(channels_last_forward_kernel, grid, numbers, constants, given, itemsize < 16)
+    kernel = channels_last.channels_last_forward_kernel
+    return launcher(kernel, grid, arguments, warps, itemsize < 16)
 
 
-def channels_backward(layout: Layout, rows: int, itemsize: int, by: int, common: dict[str, Any]) -> Launch:
-    unit, width, height, blocks = channel_blocks(layout, itemsize, 4 * tuning.CHANNEL_ROW)
+def plane_backward(size: int, layout: Layout, itemsize: int, by: int, gather: Gather) -> Launch:
+    """Write planes of `size` elements: contiguous ones, without gaps, or rows of channels."""
     leads = layout.sizes[1] * layout.sizes[2]
-    each = height * max(1, min(-(-rows // height), blocks * leads * -(-rows // height) // 2048))
-    pieces = -(-rows // each)
-    x_strides = [s // unit for s in layout.input_strides]
-    numbers: list[Any] = [blocks, layout.sizes[0], layout.sizes[1], rows, each, pieces]
-    numbers += [
-        *map(magic, (pieces, blocks, layout.sizes[1])),
-        *x_strides[1:3],
-        x_strides[5],
-        *layout.output_strides[:3],
-        by,
-        1 / by,
-    ]
-    constants = {key: common[key] for key in ("HAS_INDEX", "DIVIDE", "COMPUTE", "INT64")} | {
-        "LEADS": layout.leads,
-        "UNIT": unit,
-        "WIDTH": width,
-        "ROWS": height,
-        "num_warps": 4,
-    }
-    grid = pieces * blocks * leads
-    return launcher(channels_last_backward_kernel, grid, numbers, constants, [], itemsize < 16)
-
-
-def plane_backward(
-    size: int, total: int, pitch: int, itemsize: int, by: int, common: dict[str, Any]
-) -> Launch:
-    """Write adjacent planes as one flat array of full vectors; the first program also writes the rest."""
-    vec = widest(itemsize)
-    lanes = total // vec
-    constants = {key: common[key] for key in ("HAS_INDEX", "DIVIDE", "COMPUTE", "INT64")} | {
-        "LANES": 2 * tuning.THREADS,
-        "VEC": vec,
-        "EDGES": total % vec > 0,
-        "num_warps": tuning.THREADS // 32,
-    }
-    grid = max(1, -(-lanes // (2 * tuning.THREADS)))
-    launch_next = int(launches_dependents(grid, 2 * tuning.THREADS * vec * min(itemsize, 8)))
-    numbers: list[Any] = [lanes, total, size, magic(size), pitch, launch_next, by, 1 / by]
-    return launcher(plane_backward_kernel, grid, numbers, constants, [], itemsize < 16)
+    total, rows = size * leads, 1
+    if layout.channels:
+        pitches = (layout.sizes[0], *layout.input_strides[1:], *layout.output_strides[1:3])
+        vec = min(8, widest(itemsize, *pitches)) if layout.output_strides[0] == 1 else 1
+        rows = tuning.PLANE_ROWS
+        n_c, n_w = layout.sizes[0] // vec, -(-size // rows)
+        n_lanes = n_c * n_w * leads
+    else:
+        vec = widest(itemsize)
+        n_c, n_w, n_lanes = 1, size, total // vec
+    x_strides = [s // vec for s in layout.input_strides]
+    y_strides = [*layout.output_strides]
+    if layout.channels:
+        x_strides[0], y_strides[0] = 1, y_strides[0] * vec
+    lanes = tuning.THREADS if layout.channels else 2 * tuning.THREADS
+    block = gradient_kernel.Block(
+        LANES=lanes, VEC=vec, ROWS=rows, EDGES=not layout.channels and total % vec > 0
+    )
+    grid = max(1, -(-n_lanes // lanes))
+    next_one = not layout.channels and launches_dependents(grid, lanes * vec * min(itemsize, 8))
+    arguments = (
+        lanes_of(n_lanes, n_c, n_w, layout),
+        strides_of(x_strides, layout),
+        strides_of(y_strides, layout),
+        size,
+        magic(size),
+        total,
+        Division(by, 1 / by),
+        int(next_one),
+        constant(block),
+        memory_of(layout),
+        constant(gather),
+    )
+    kernel = gradient_kernel.plane_backward_kernel
+    return launcher(kernel, grid, arguments, tuning.THREADS // 32, itemsize < 16)

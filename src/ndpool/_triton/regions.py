@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from ndpool._triton import tuning
-from ndpool._triton.kernels.region_backward import region_backward_kernel
-from ndpool._triton.launch import Launch, containing, launcher, packed, run_starts
+from ndpool._triton.kernels.indexing import Division
+from ndpool._triton.kernels.reducers import Gather
+from ndpool._triton.kernels.region_backward import Block, region_backward_kernel
+from ndpool._triton.launch import Launch, constant, containing, launcher, memory_of, packed, run_starts
 from ndpool._triton.memory import Layout, next_power, widest
 from ndpool.geometry import AxisPlan
 
@@ -37,14 +39,14 @@ def _tables(
     runs = [_runs(axis) for axis in axes]
     shape = [len(firsts) for _, firsts, _, _ in runs]
     most = [int((ends - firsts).max(initial=1)) for _, firsts, ends, _ in runs]
-    if prod(shape) > tuning.REGIONS or prod(most) > 8:
+    if prod(shape) > tuning.REGIONS[1] or prod(most) > tuning.REGION_WINDOWS:
         return None
-    # The table sizes depend on the output size only: new input sizes must not compile new kernels.
+    # Few sizes of tables, which depend on the output size only: new sizes should not compile new kernels.
     n_regions, n_windows = prod(shape), prod(most)
     if n_windows > 1:
-        n_regions = max(n_regions, min(tuning.REGIONS, prod(2 * axis.out - 1 for axis in axes)))
+        n_regions = max(n_regions, min(tuning.REGIONS[1], prod(2 * axis.out - 1 for axis in axes)))
         n_windows = max(next_power(n_windows), min(8, prod(min(2, axis.out) for axis in axes)))
-    windows = np.full((n_windows, next_power(n_regions)), -1, np.int64)
+    windows = np.full((n_windows, max(tuning.REGIONS[0], next_power(n_regions))), -1, np.int64)
     shares = np.ones_like(windows)
     for region, at in enumerate(product(*map(range, shape))):
         contain = [range(f[k], e[k]) for (_, f, e, _), k in zip(runs, at, strict=True)]
@@ -66,7 +68,7 @@ def region_backward(
     layout: Layout,
     itemsize: int,
     by: int,
-    common: dict[str, Any],
+    gather: Gather,
     device: torch.device,
 ) -> Launch | None:
     """Launcher for the gradient of sums, or None if planes have gaps or too many regions."""
@@ -78,12 +80,11 @@ def region_backward(
     if found is None:
         return None
     windows, shares, regions, most, pitch = found
-    numbers: list[Any] = [plane, pitch, layout.output_strides[1], by, 1 / by]
-    constants = {key: common[key] for key in ("DIVIDE", "COMPUTE", "INT64")} | {
-        "REGIONS": windows.shape[1],
-        "OVERLAP": most,
-        "VEC": vec,
-        "BLOCK": 512,
-        "num_warps": 4,
-    }
-    return launcher(region_backward_kernel, planes, numbers, constants, [windows, shares, regions], True)
+    arguments = (
+        *(windows, shares, regions, plane, pitch, layout.output_strides[1]),
+        Division(by, 1 / by),
+        constant(Block(windows.shape[1], most, vec, tuning.REGION_BLOCK)),
+        memory_of(layout),
+        constant(gather),
+    )
+    return launcher(region_backward_kernel, planes, arguments, 4, True)

@@ -6,15 +6,16 @@ offsets the sums are meaningless, but no memory outside the arrays is touched. C
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton import tuning
-from ndpool._triton.kernels.scan_backward import depth_backward_kernel, scan_backward_kernel
-from ndpool._triton.launch import Launch, Prepared, launcher, max_overlap
+from ndpool._triton.kernels.indexing import Memory, Sizes, Strides
+from ndpool._triton.kernels.scan_backward import Block, Work, scan_backward_kernel
+from ndpool._triton.launch import Launch, Prepared, constant, launcher, max_overlap, window_of
 from ndpool._triton.memory import LIMIT, Layout, next_power
+from ndpool._triton.walk import walk
 from ndpool.geometry import AxisPlan
 
 
@@ -47,26 +48,22 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
         return launch
     # Planes of outputs first, then along the first axis.
     n_leads, plane = layout.sizes[1], h.size * last.size
-    if x[4] != last.size or plane * d.out > LIMIT:
+    if x[4] != last.size or x[3] != plane or (n_leads > 1 and x[1] != plane * d.size):
+        return None
+    if plane * max(d.out, d.size) > LIMIT:
         return None
     leads = (n_leads * d.out, d.out, 2)
     total = n_leads * d.out * plane
     strides = (plane, plane * d.out)
     run, scratch_size = _planes(axes, layout, itemsize, leads, strides, (y[3], y[1]), x[4], total)
-    lanes = tuning.THREADS
-    blocks = -(-plane // lanes)
-    numbers: list[Any] = [total, plane, blocks, x[1], x[3], d.size, d.out]
-    constants = {"KD": d.kernel, "SD": d.stride, "PD": -d.origin, "LANES": lanes, "STEP": 4}
-    along = launcher(
-        depth_backward_kernel, blocks * n_leads, numbers, constants | {"num_warps": lanes // 32}, [], True
-    )
+    along = walk(d, (n_leads, plane, 0, 0), (1, False, True), tl.float32, layout.int64, itemsize)
 
     def launch_both(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
         scratch = torch.empty(scratch_size, dtype=torch.float32, device=result.device)
         # Sums, then one byte per sum.
         planes = torch.empty(total + -(-total // 4), dtype=torch.float32, device=result.device)
         run(grad, offsets, planes, scratch)
-        along(planes, planes, result)
+        along(planes, planes[total:].view(torch.uint8), result, result)
 
     return launch_both
 
@@ -82,7 +79,7 @@ def _planes(
     depths: int = 0,
 ) -> tuple[Prepared, int]:
     """The pass over planes, and the size of its scratch memory; `leads`: planes, the inner ones, and axes."""
-    d, h, last = axes
+    _, h, last = axes
     n_planes, n_1, n_axes = leads
     y = (*y_leads, layout.output_strides[4])
     outs, width = next_power(last.out), last.size
@@ -103,26 +100,17 @@ def _planes(
     chunks = -(-h.size // height)
     grid = min(items * chunks, tuning.PROGRAMS)
     page = planes * rows * inputs
-    numbers: list[Any] = [2 * grid * page, depths, items * chunks, n_planes, n_1]
-    numbers += [blocks_w, chunks, width, height, *x_leads, x_h]
-    numbers += [*(s // unit for s in y), h.size, last.size, h.out, last.out]
-    constants = {
-        "KD": d.kernel,
-        "KH": h.kernel,
-        "KW": last.kernel,
-        "SH": h.stride,
-        "SW": last.stride,
-        "PH": -h.origin,
-        "PW": -last.origin,
-        "PLANES": planes,
-        "ROWS": rows,
-        "OUTS": outs,
-        "INPUTS": inputs,
-        "UNIT": unit,
-        "LEADS": n_axes,
-        "num_warps": tuning.THREADS // 32,
-    }
+    block = Block(PLANES=planes, ROWS=rows, OUTS=outs, INPUTS=inputs, UNIT=unit)
+    arguments = (
+        Work(items * chunks, n_planes, n_1, blocks_w, chunks, width, height, 2 * grid * page, depths),
+        Strides(None, x_leads[0], x_leads[1], None, x_h, None),
+        Strides(None, y[0] // unit, y[1] // unit, None, y[2] // unit, None),
+        Sizes(*(a.size for a in axes)),
+        Sizes(*(a.out for a in axes)),
+        window_of(axes),
+        constant(block),
+        constant(Memory(False, n_axes, False)),
+    )
     # Sums, then one byte per sum.
-    return launcher(
-        scan_backward_kernel, grid, numbers, constants, [], itemsize < 16
-    ), 2 * grid * page * 5 // 4
+    scratch = 2 * grid * page * 5 // 4
+    return launcher(scan_backward_kernel, grid, arguments, tuning.THREADS // 32, itemsize < 16), scratch

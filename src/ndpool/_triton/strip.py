@@ -6,25 +6,32 @@ Called by `forward`, which decides when windows go to the strip kernel.
 from __future__ import annotations
 
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton.language as tl
 
 from ndpool._call import INDEX64
 from ndpool._triton import tuning
-from ndpool._triton.kernels.strip_forward import strip_forward_kernel
+from ndpool._triton.kernels.indexing import Division, Sizes
+from ndpool._triton.kernels.reducers import Reduce
+from ndpool._triton.kernels.strip_forward import Block, Loops, strip_forward_kernel
 from ndpool._triton.launch import (
     FAST_MAX,
     MAX,
     SQUARES,
     SUM,
     Launch,
+    bounds_of,
+    constant,
     lanes_for,
+    lanes_of,
     launcher,
     launches_dependents,
-    layout_numbers,
-    layout_strides,
+    memory_of,
     optional,
+    programs_of,
+    strides_of,
+    window_of,
 )
 from ndpool._triton.memory import Layout, channel_vector, next_power, widest
 from ndpool._triton.planes import rows_of_channels
@@ -57,22 +64,6 @@ class _Block(NamedTuple):
             return min(self.vectors, 5) if self.loop_w else self.vectors
         return 2 * self.outs if self.loop_w else (self.outs - 1) * last.stride + last.kernel
 
-    def constants(self) -> dict[str, Any]:
-        """Compile-time constants of the kernel."""
-        return {
-            "COLUMNS": self.columns,
-            "FIRST_VECTOR": self.first,
-            "SHIFT": self.shift,
-            "VECTORS": self.vectors,
-            "VECTOR": self.vector,
-            "X_UNIT": self.x_unit,
-            "Y_UNIT": self.y_unit,
-            "VEC": self.vec,
-            "OUTS": self.outs,
-            "LOOP_H": self.loop_h,
-            "LOOP_W": self.loop_w,
-        }
-
 
 class _Task(NamedTuple):
     """Windows, memory, and the constants that all kernels share."""
@@ -80,7 +71,7 @@ class _Task(NamedTuple):
     axes: tuple[AxisPlan, ...]
     layout_of: Layout
     itemsize: int
-    common: dict[str, Any]
+    reduce: Reduce
 
     @property
     def n_outs(self) -> int:
@@ -95,12 +86,12 @@ class _Task(NamedTuple):
     @property
     def with_offsets(self) -> bool:
         """Whether offsets or indices are written."""
-        return bool(self.common["KIND"] != 0)
+        return bool(self.reduce.KIND != 0)
 
     @property
     def fast_max(self) -> bool:
         """Whether the maximum is computed by one instruction."""
-        return bool(self.common["OP"] == FAST_MAX)
+        return bool(self.reduce.OP == FAST_MAX)
 
     @property
     def alone(self) -> bool:
@@ -136,8 +127,8 @@ def _along_rows(task: _Task) -> _Block | None:
 
 def _use_fast_max(task: _Task, columns: bool) -> bool:
     """Whether to compute float maxima by one instruction, which mostly pays for overlapping windows."""
-    (_, h, last), layout, itemsize, common = task
-    if common["OP"] != MAX or task.with_offsets or common["COMPUTE"] is not tl.float32 or task.alone:
+    (_, h, last), layout, itemsize, reduce = task
+    if reduce.OP != MAX or task.with_offsets or reduce.COMPUTE is not tl.float32 or task.alone:
         return False
     if not (columns or layout.channels) or task.taps < (9 if columns and h.kernel == 1 else 5):
         return False
@@ -170,7 +161,7 @@ def _channels(task: _Task) -> int:
 
 def _side_by_side(task: _Task) -> _Block:
     """Channels and neighbouring overlapping windows; single elements where rows are not aligned."""
-    (_, h, last), layout, itemsize, common = task
+    (_, h, last), layout, itemsize, reduce = task
     vec, outs = _channels(task), 1
     if last.stride == 1 and last.kernel > 4 and h.kernel == 1 and not task.with_offsets:
         # With windows along one axis only, several windows cost little more than one.
@@ -178,7 +169,7 @@ def _side_by_side(task: _Task) -> _Block:
         return _Block(False, vec, outs, vec, vec, False, last.kernel > 8)
     if last.stride == 1 and last.kernel > 1:
         # Lanes along a row find the columns of their neighbours in the cache.
-        one = common["OP"] in (SUM, SQUARES) or (last.kernel < 4 and itemsize > 2)
+        one = reduce.OP in (SUM, SQUARES) or (last.kernel < 4 and itemsize > 2)
         limit = 4 if layout.channels else 1 if one else 2
         most = 16 if last.kernel < 4 else 1 if task.with_offsets else 8
         outs = min(limit, max(1, most // vec // (1 + task.with_offsets)), next_power(last.out), last.kernel)
@@ -223,33 +214,62 @@ def _walks(task: _Task, columns: bool) -> bool:
     """Whether lanes walk down the rows and keep what later windows need, instead of unrolling windows."""
     d, h, _ = task.axes
     least, most = tuning.WALK_ROWS[columns]
-    sums = task.common["OP"] in (SUM, SQUARES)
+    sums = task.reduce.OP in (SUM, SQUARES)
     return not sums and h.stride == d.kernel == 1 and least <= h.kernel <= most
 
 
 def _step(task: _Task, block: _Block) -> int:
-    """Rows that a walk reads at a time: more where few registers are needed for each."""
+    """Rows that a walk computes at a time: more where few registers are needed for each."""
     few = block.columns and block.vec <= 4 and not task.with_offsets
-    return tuning.WALK_STEP[not few]
+    most = tuning.WALK_STEP[not few]
+    high = task.axes[1].stride
+    return next(n for n in (8, 4, 2, 1) if n == 1 or (n <= most and not _is_slow(task, block, n * high)))
+
+
+def _is_slow(task: _Task, block: _Block, rows: int) -> bool:
+    """Whether a strip that reads so many rows at a time would compile slowly.
+
+    The time grows with the cube of what is unrolled.
+    """
+    loads = rows * block.across(task.axes[2])
+    columns = loads * block.vector * (1 + task.with_offsets)
+    return loads > tuning.COMPILED[0] or columns > tuning.COMPILED[1]
+
+
+def _walks_instead(task: _Task, block: _Block, down: int) -> bool:
+    """Whether lanes walk because an unrolled strip of so many rows would compile slowly."""
+    d, h, _ = task.axes
+    if d.kernel > 1 or h.kernel <= h.stride or not _is_slow(task, block, down):
+        return False
+    kept = (-(-h.kernel // h.stride) - 1) * h.stride
+    return kept * block.outs * block.vec * (1 + task.with_offsets) <= tuning.WALK_KEPT
 
 
 def strip(
-    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, common: dict[str, Any]
+    axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, reduce: Reduce
 ) -> Launch | None:
     """Launcher for the strip kernel, or None if a strip would need too many loads."""
     d, h, last = axes
-    task = _Task(axes, layout, itemsize, common)
+    task = _Task(axes, layout, itemsize, reduce)
     along = _along_rows(task)
     if _use_fast_max(task, along is not None):
-        common = common | {"OP": FAST_MAX}
-        task = task._replace(common=common)
+        reduce = reduce._replace(OP=FAST_MAX)
+        task = task._replace(reduce=reduce)
     walk, tall = _walks(task, along is not None), _tall(task, along is not None)
     block = along or _side_by_side(task)
-    if walk:
-        block = block._replace(loop_h=False)
-    rows = _step(task, block) if walk else _rows(task, block, tall)
-    down = rows if walk else 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
-    if d.kernel * down * block.across(last) > tuning.UNROLLED:
+    rows = _rows(task, block, tall)
+    down = 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
+    if walk or _walks_instead(task, block, down):
+        walk, block = True, block._replace(loop_h=False)
+        rows = _step(task, block)
+        down = rows * h.stride
+    elif d.kernel > 1:
+        while rows > 1 and _is_slow(task, block, down):
+            rows //= 2
+            down = 2 * rows if block.loop_h else (rows - 1) * h.stride + h.kernel
+        if _is_slow(task, block, down):
+            block, down = block._replace(loop_h=True), 2
+    if down * block.across(last) > tuning.UNROLLED:
         return None
     n_w = -(-last.out // block.width)
     n_c = layout.sizes[0] if block.columns else layout.sizes[0] // block.vec
@@ -267,7 +287,7 @@ def strip(
         height = -(-h.out // wanted)
     n_strips = -(-h.out // height)
     grid = -(-n_lanes // lanes) * d.out * n_strips
-    parts = [*optional(walk or n_strips * d.out > 1, n_strips), *optional(d.out > 1, d.out)]
+    parts = programs_of(*optional(walk or n_strips * d.out > 1, n_strips), *optional(d.out > 1, d.out))
     x_strides = [s // block.x_unit for s in layout.input_strides]
     y_strides = [s // block.y_unit for s in layout.output_strides]
     if not block.columns and block.vec > 1:
@@ -280,31 +300,48 @@ def strip(
     beyond = [a.origin < 0 or end > a.size for a, end in zip(axes, ends, strict=True)]
     beyond[1] |= rows > 1  # always checked: whether the last strip is partial must not choose another kernel
     beyond[2] |= ragged
-    numbers: list[Any] = layout_numbers(n_lanes, n_c, n_w, layout, *parts)
-    numbers += layout_strides(x_strides, layout) + layout_strides(y_strides, layout)
-    for a, exceeded in zip(axes, beyond, strict=True):
-        numbers += optional(exceeded or common["KIND"] == INDEX64, a.size)
-    numbers += [parts[1], *optional(rows > 1, h.out), *optional(ragged, last.out)]
-    numbers += optional(common["DIVIDE"] == 2, *(b for a in axes for b in a.bounds))
-    numbers += [*optional(common["DIVIDE"] == 1, by, 1 / by), parts[0], *optional(block.loop_h, h.kernel)]
-    numbers += [
-        *optional(block.loop_w, last.kernel),
-        *optional(common["OP"] == SQUARES, task.taps),
-    ]
+    sizes = (optional(over or reduce.KIND == INDEX64, a.size) for a, over in zip(axes, beyond, strict=True))
     each = (1 + task.taps) * block.vec * block.outs * min(itemsize, 8)
-    numbers += optional(task.alone, int(launches_dependents(grid, lanes * each)))
-    numbers += optional(walk, height)
-    constants = {"SCALED": False} | common | block.constants()
-    for name, a in zip("DHW", axes, strict=True):
-        constants |= {f"K{name}": a.kernel, f"S{name}": a.stride, f"ORIGIN_{name}": a.origin}
-    constants |= {
-        "ROWS": rows,
-        "WALK": walk,
-        "LANES": lanes,
-        "EDGES": edges,
+    loops = Loops(
+        *optional(block.loop_h, h.kernel),
+        *optional(block.loop_w, last.kernel),
+        *optional(reduce.OP == SQUARES, task.taps),
+        *optional(task.alone, int(launches_dependents(grid, lanes * each))),
+        *optional(walk, height),
+    )
+    made = Block(
+        COLUMNS=block.columns,
+        FIRST=block.first,
+        SHIFT=block.shift,
+        VECTORS=block.vectors,
+        VECTOR=block.vector,
+        X_UNIT=block.x_unit,
+        Y_UNIT=block.y_unit,
+        VEC=block.vec,
+        OUTS=block.outs,
+        ROWS=rows,
+        LANES=lanes,
+        EDGES=edges,
+        PADDED=any(a.origin < 0 for a in axes),
+        LOOP_H=block.loop_h,
+        LOOP_W=block.loop_w,
+        WALK=walk,
         # Wide disjoint windows read memory in order and only once.
-        "EVICT": "evict_first" if parts[0] is None and 8 <= last.kernel <= last.stride else "",
-        "PADDED": any(a.origin < 0 for a in axes),
-        "num_warps": lanes // 32,
-    }
-    return launcher(strip_forward_kernel, grid, numbers, constants, [], itemsize < 16)
+        EVICT="evict_first" if parts.strips is None and 8 <= last.kernel <= last.stride else "",
+    )
+    arguments = (
+        lanes_of(n_lanes, n_c, n_w, layout),
+        parts,
+        strides_of(x_strides, layout),
+        strides_of(y_strides, layout),
+        Sizes(*(n for size in sizes for n in size)),
+        Sizes(None, *optional(rows > 1 or walk, h.out), *optional(ragged, last.out)),
+        bounds_of(axes, reduce.DIVIDE == 2),
+        Division(*optional(reduce.DIVIDE == 1, by, 1 / by)),
+        loops,
+        window_of(axes),
+        constant(made),
+        memory_of(layout),
+        constant(reduce),
+    )
+    return launcher(strip_forward_kernel, grid, arguments, lanes // 32, itemsize < 16)

@@ -10,12 +10,14 @@ FEW_LANES = 2**16  # too few to fill it
 PROGRAMS = 2112  # that fill a large device
 
 # Strips.
-UNROLLED = 160  # loads of a fully unrolled strip; more take too long to compile
+UNROLLED = 160  # loads of a fully unrolled strip of one plane
 FEW_OUTPUTS = 2**21  # below which channels-last windows of stride 2 and more are computed row by row
 WALK_ROWS = (4, 12), (4, 5)  # of windows of stride 1 for which lanes walk down the rows; of aligned rows
 WALK_FEW = 2**14  # lanes that do not fill the device
 WALK_STEP = 8, 4  # rows at a time
 WALK_LANES = 2**19  # that fill the device
+WALK_KEPT = 96  # registers of rows that later windows need
+COMPILED = 64, 200  # loads, and columns and offsets, of an unrolled strip; more take too long to compile
 FUSED_TAPS = 24  # taps up to which one kernel computes a window directly
 NORM_TAPS = 256  # likewise, of norms: more are left to powers, an average and roots
 NORM_PASSES = 4  # strides by which windows of a norm overlap, from which its axes are pooled one by one
@@ -31,10 +33,12 @@ PIECE = 2**14  # elements that one program reduces faster than more programs can
 SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than a second kernel starts
 
 # Whole planes.
+PLANE_LANES = 32, 256  # threads that share a larger plane
 SMALL_PLANE = 64  # elements up to which every size has a kernel of its own
 CUT_PLANES = 264  # more large planes fill the device without being cut into pieces
-LARGE_PLANE = 2**12  # elements from which the kernel loops; also of a piece, of which a plane has 8 at least
+LARGE_PLANE = 2**12  # elements of a piece, of which a plane has 8 at least
 CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by side
+PLANE_ROWS = 8  # rows of channels that a lane writes
 
 # Gradients by blocks.
 REGISTERS = 80, 100  # outputs and offsets that a lane keeps: of several rows, and of one
@@ -77,6 +81,8 @@ SUM_PASSES_CHANNELS = 8
 SUM_OVERLAP = 36  # windows that contain one input, from which this holds for any stride of channels
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
-REGIONS = 256  # that one byte can number
+REGIONS = 32, 256  # of the smallest table, and as many as one byte can number
+REGION_WINDOWS = 16  # that contain a region
+REGION_BLOCK = 512  # vectors at a time
 
 BLOCK = 1024  # elements per program of unpooling

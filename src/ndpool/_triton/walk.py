@@ -15,8 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ndpool._triton import tuning
-from ndpool._triton.kernels.walk_backward import walk_backward_kernel
-from ndpool._triton.launch import Launch, Prepared, launcher, magic
+from ndpool._triton.kernels.indexing import Memory
+from ndpool._triton.kernels.reducers import Gather
+from ndpool._triton.kernels.walk_backward import Block, walk_backward_kernel
+from ndpool._triton.launch import Launch, Prepared, constant, launcher, magic
 from ndpool._triton.memory import LIMIT, Layout
 from ndpool.geometry import AxisPlan
 
@@ -64,9 +66,9 @@ def walk_backward(
             first, last = k == walked[0], k == walked[-1]
             inner, outer = n_c * prod(outs[k + 1 :]), prod(sizes[:k])
             memory = (n * outer, inner, first * lead * outer, last * lead * outer)
-            how = {"REST": prod(kernels[k + 1 :]), "FIRST": first, "LAST": last}
-            how |= {"COMPUTE": tl.float64 if double else tl.float32, "INT64": layout.int64}
-            runs[-1].append(_walk(axes[k], memory, how, itemsize))
+            how = (prod(kernels[k + 1 :]), first, last)
+            compute = tl.float64 if double else tl.float32
+            runs[-1].append(walk(axes[k], memory, how, compute, layout.int64, itemsize))
 
     def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
         scratch: list[Tensor] = []
@@ -81,22 +83,30 @@ def walk_backward(
     return launch
 
 
-def _walk(axis: AxisPlan, memory: tuple[int, int, int, int], how: dict[str, Any], itemsize: int) -> Prepared:
-    """One pass over (leads, inner) from its first lead in both arrays on."""
+def walk(
+    axis: AxisPlan,
+    memory: tuple[int, int, int, int],
+    how: tuple[int, bool, bool],
+    compute: Any,
+    int64: bool,
+    itemsize: int,
+) -> Prepared:
+    """One pass over (leads, inner) from its first lead in both arrays on.
+
+    `how`: the number of taps along the axes that follow, and whether this is the first and the last pass.
+    """
     leads, inner, src_lead, dst_lead = memory
     lanes = leads * inner
     # Chunks read the outputs between them twice.
     wanted = min(-(-tuning.WALK_COLUMNS // lanes), axis.size // (2 * max(16, axis.kernel)))
     chunk = -(-axis.size // max(1, wanted) // 8) * 8
     chunks = -(-axis.size // chunk)
-    numbers: list[Any] = [lanes, inner, magic(inner), axis.out, axis.size, chunk, chunks, src_lead, dst_lead]
-    constants = how | {
-        "KERNEL": axis.kernel,
-        "STRIDE": axis.stride,
-        "PAD": -axis.origin,
-        "STEP": tuning.WALK_AHEAD,
-        "LANES": tuning.THREADS,
-        "num_warps": tuning.THREADS // 32,
-    }
+    block = Block(axis.kernel, axis.stride, -axis.origin, *how, STEP=tuning.WALK_AHEAD, LANES=tuning.THREADS)
+    arguments = (
+        *(lanes, inner, magic(inner), axis.out, axis.size, chunk, chunks, src_lead, dst_lead),
+        constant(block),
+        constant(Memory(False, 1, int64)),
+        constant(Gather(True, False, 0, compute)),
+    )
     grid = -(-lanes // tuning.THREADS) * chunks
-    return launcher(walk_backward_kernel, grid, numbers, constants, [], itemsize < 16)
+    return launcher(walk_backward_kernel, grid, arguments, tuning.THREADS // 32, itemsize < 16)

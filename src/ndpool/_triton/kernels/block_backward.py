@@ -5,10 +5,12 @@ Every input sums its outputs in increasing order, so the result is deterministic
 with stride 2, 5 to 8 times as fast as `window_backward`.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import AXES, SIZES, base_of, lanes_of, split, wait_for_previous
+from ndpool._triton.kernels.indexing import base_of, lanes_of, program_number, split, wait_for_previous
 from ndpool._triton.kernels.reducers import (
     columns_of,
     quotient,
@@ -19,396 +21,123 @@ from ndpool._triton.kernels.reducers import (
     widen,
 )
 
-_SIZES = [*SIZES, *AXES, "strips", "blocks_d", "more_h"]
+
+class Block(NamedTuple):
+    """SD x (ROWS * SH) x (VEC * SW) inputs per lane, or SW for each of VEC channels.
+
+    Block b of an axis is the inputs b*S to b*S + S - 1; the outputs b + LOW to b + LOW + MORE contain them.
+    """
+
+    LOW_D: Any
+    LOW_H: Any
+    LOW_W: Any
+    MORE_D: Any
+    MORE_H: Any
+    MORE_W: Any
+    COLUMNS: Any
+    FIRST: Any  # the first vector of outputs, and the first output in it that is needed
+    SHIFT: Any
+    VECTORS: Any
+    CHUNK: Any  # elements per store
+    X_UNIT: Any
+    Y_UNIT: Any
+    VEC: Any
+    ROWS: Any
+    LANES: Any
+    LOOP_H: Any
 
 
 @triton.jit
-def _load(
-    grad,
-    offsets,
-    at,
-    ok,
-    by,
-    inverse,
-    HAS_INDEX: tl.constexpr,
-    DIVIDE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
+def _load(grad, offsets, at, ok, by, inverse, GATHER):
     """Gradients of a tile of outputs, divided, and their offsets."""
-    g = widen(tl.load(grad + at, mask=ok, other=0), COMPUTE)
-    if DIVIDE == 1:
+    g = widen(tl.load(grad + at, mask=ok, other=0), GATHER.COMPUTE)
+    if GATHER.DIVIDE == 1:
         g = quotient_by_inverse(g, by, inverse)
-    if DIVIDE == 2:
+    if GATHER.DIVIDE == 2:
         g = quotient(g, by)
     tap = g
-    if HAS_INDEX:
+    if GATHER.HAS_INDEX:
         tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
     return g, tap
 
 
 @triton.jit
-def _outputs(
-    od,
-    oh,
-    grad,
-    offsets,
-    y_base,
-    w,
-    live,
-    y_d,
-    y_h,
-    y_w,
-    out_d,
-    out_h,
-    out_w,
-    lo_d,
-    hi_d,
-    lo_h,
-    hi_h,
-    lo_w,
-    hi_w,
-    divisor,
-    inverse,
-    KD: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SD: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PD: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    LOW_W: tl.constexpr,
-    MORE_W: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FIRST_VECTOR: tl.constexpr,
-    SHIFT: tl.constexpr,
-    VECTORS: tl.constexpr,
-    Y_UNIT: tl.constexpr,
-    VEC: tl.constexpr,
-    LANES: tl.constexpr,
-    HAS_INDEX: tl.constexpr,
-    DIVIDE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
+def _share_w(by, column, bounds, WINDOW, GATHER):
+    """The divisors of columns, given the taps of their rows."""
+    if GATHER.DIVIDE == 2:
+        by = by * share_of(column * WINDOW.SW + WINDOW.W, WINDOW.KW, 1, bounds.lo_w, bounds.hi_w)
+    return by
+
+
+@triton.jit
+def _outputs(od, oh, grad, offsets, y_base, w, live, strides, outs, bounds, division, WINDOW, BLOCK, GATHER):
     """One row of outputs that contain inputs of the lanes: gradients and offsets, column by column."""
-    OUTS: tl.constexpr = VEC if COLUMNS else 1
+    VEC: tl.constexpr = BLOCK.VEC
+    SHIFT: tl.constexpr = BLOCK.SHIFT
     zero = w * 0
     along = tl.arange(0, VEC)[None, :]
-    ok = live & (od + zero >= 0) & (od + zero < out_d) & (oh + zero >= 0) & (oh + zero < out_h)
-    row = y_base + (od * y_d + oh * y_h) * Y_UNIT
-    by = divisor
-    if DIVIDE == 2:
-        by = share_of(od * SD - PD, KD, 1, lo_d, hi_d) * share_of(oh * SH - PH, KH, 1, lo_h, hi_h)
+    ok = live & (od + zero >= 0) & (od + zero < outs.d) & (oh + zero >= 0) & (oh + zero < outs.h)
+    row = y_base + (od * strides.d + oh * strides.h) * BLOCK.Y_UNIT
+    by = division.by
+    if GATHER.DIVIDE == 2:
+        by = share_of(od * WINDOW.SD + WINDOW.D, WINDOW.KD, 1, bounds.lo_d, bounds.hi_d)
+        by = by * share_of(oh * WINDOW.SH + WINDOW.H, WINDOW.KH, 1, bounds.lo_h, bounds.hi_h)
     g = ()
     taps = ()
-    if COLUMNS:
-        for i in tl.static_range(VECTORS):
-            if (i == 0 and SHIFT > 0 and SHIFT == VEC - 1) or i * VEC + 1 == SHIFT + OUTS + MORE_W:
+    if BLOCK.COLUMNS:
+        for i in tl.static_range(BLOCK.VECTORS):
+            first = w * VEC + (BLOCK.FIRST + i) * VEC
+            if (i == 0 and SHIFT > 0 and SHIFT == VEC - 1) or i * VEC + 1 == SHIFT + VEC + BLOCK.MORE_W:
                 # Only the last or only the first element of this vector is needed.
-                column = w * VEC + ((FIRST_VECTOR + i) * VEC + (SHIFT if i == 0 else 0))
-                there = ok & (column >= 0) & (column < out_w)
-                by_w = by
-                if DIVIDE == 2:
-                    by_w = by * share_of(column * SW - PW, KW, 1, lo_w, hi_w)
-                v, tap = _load(grad, offsets, row + column, there, by_w, inverse, HAS_INDEX, DIVIDE, COMPUTE)
+                column = first + (SHIFT if i == 0 else 0)
+                there = ok & (column >= 0) & (column < outs.w)
+                by_w = _share_w(by, column, bounds, WINDOW, GATHER)
+                v, tap = _load(grad, offsets, row + column, there, by_w, division.inverse, GATHER)
                 for _j in tl.static_range(VEC):
                     g, taps = g + (v,), taps + (tap,)
             else:
-                columns = (w * VEC + (FIRST_VECTOR + i) * VEC)[:, None] + along
-                there = ok[:, None] & (columns >= 0) & (columns < out_w)
-                if Y_UNIT > 1:
+                columns = first[:, None] + along
+                there = ok[:, None] & (columns >= 0) & (columns < outs.w)
+                if BLOCK.Y_UNIT > 1:
                     # Vectors lie entirely inside or outside.
-                    first = w * VEC + (FIRST_VECTOR + i) * VEC
-                    there = (ok & (first >= 0) & (first < out_w))[:, None]
-                by_v = by
-                if DIVIDE == 2:
-                    by_v = by * share_of(columns * SW - PW, KW, 1, lo_w, hi_w)
-                tile, tile_taps = _load(
-                    grad, offsets, row[:, None] + columns, there, by_v, inverse, HAS_INDEX, DIVIDE, COMPUTE
-                )
-                g = g + columns_of(tile, LANES, VEC)
-                taps = taps + columns_of(tile_taps, LANES, VEC)
+                    there = (ok & (first >= 0) & (first < outs.w))[:, None]
+                by_v = _share_w(by, columns, bounds, WINDOW, GATHER)
+                at = row[:, None] + columns
+                tile, tile_taps = _load(grad, offsets, at, there, by_v, division.inverse, GATHER)
+                g = g + columns_of(tile, BLOCK.LANES, VEC)
+                taps = taps + columns_of(tile_taps, BLOCK.LANES, VEC)
     else:
-        for i in tl.static_range(1 + MORE_W):
-            column = w + (LOW_W + i)
-            there = (ok & (column >= 0) & (column < out_w))[:, None]
+        for i in tl.static_range(1 + BLOCK.MORE_W):
+            column = w + (BLOCK.LOW_W + i)
+            there = (ok & (column >= 0) & (column < outs.w))[:, None]
             by_c = by
-            if DIVIDE == 2:
-                by_c = by * share_of(column * SW - PW, KW, 1, lo_w, hi_w)[:, None]
-            at = (row + column * y_w * Y_UNIT)[:, None] + along
-            v, tap = _load(grad, offsets, at, there, by_c, inverse, HAS_INDEX, DIVIDE, COMPUTE)
+            if GATHER.DIVIDE == 2:
+                by_c = _share_w(by, column, bounds, WINDOW, GATHER)[:, None]
+            at = (row + column * strides.w * BLOCK.Y_UNIT)[:, None] + along
+            v, tap = _load(grad, offsets, at, there, by_c, division.inverse, GATHER)
             g, taps = g + (v,), taps + (tap,)
     return g, taps
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def block_backward_kernel(
-    grad,
-    offsets,
-    result,
-    n_lanes,
-    n_c,
-    n_w,
-    n_1,
-    m_c,
-    m_w,
-    m_1,
-    m_s,
-    m_d,
-    x_c,
-    x_1,
-    x_2,
-    x_d,
-    x_h,
-    x_w,
-    y_c,
-    y_1,
-    y_2,
-    y_d,
-    y_h,
-    y_w,
-    size_d,
-    size_h,
-    size_w,
-    out_d,
-    out_h,
-    out_w,
-    lo_d,
-    hi_d,
-    lo_h,
-    hi_h,
-    lo_w,
-    hi_w,
-    divisor,
-    inverse,
-    strips,
-    blocks_d,
-    more_h,
-    KD: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SD: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PD: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    LOW_D: tl.constexpr,
-    LOW_H: tl.constexpr,
-    LOW_W: tl.constexpr,
-    MORE_D: tl.constexpr,
-    MORE_H: tl.constexpr,
-    MORE_W: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FIRST_VECTOR: tl.constexpr,
-    SHIFT: tl.constexpr,
-    VECTORS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    X_UNIT: tl.constexpr,
-    Y_UNIT: tl.constexpr,
-    VEC: tl.constexpr,
-    ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    LEADS: tl.constexpr,
-    LOOP_H: tl.constexpr,
-    HAS_INDEX: tl.constexpr,
-    SCALED: tl.constexpr,
-    DIVIDE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INT64: tl.constexpr,
-):
-    """SD x (ROWS * SH) x (VEC * SW) inputs per lane, or SW for each of VEC channels.
-
-    Block b of an axis is the inputs b*S to b*S + S - 1; the outputs b + LOW to b + LOW + MORE contain them.
-    """
-    pid = tl.program_id(0)
-    if INT64:
-        pid = pid.to(tl.int64)
-    wait_for_previous()
-    strip, bd, block = split(pid, strips, blocks_d, m_s, m_d, INT64)
-    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, INT64)
-    x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS) * X_UNIT
-    y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS) * Y_UNIT
-    zero = w * 0
-    OUTS: tl.constexpr = VEC if COLUMNS else 1  # blocks of a lane along the last axis
-    HEIGHT: tl.constexpr = 1 if LOOP_H else ROWS + MORE_H  # rows of outputs in registers
-    PER_ROW: tl.constexpr = VECTORS * VEC if COLUMNS else 1 + MORE_W  # outputs per row
-    given = (
-        grad,
-        offsets,
-        y_base,
-        w,
-        live,
-        y_d,
-        y_h,
-        y_w,
-        out_d,
-        out_h,
-        out_w,
-        lo_d,
-        hi_d,
-        lo_h,
-        hi_h,
-        lo_w,
-        hi_w,
-        divisor,
-        inverse,
-    )
-    g = ()
-    taps = ()
-    if not LOOP_H:
-        for md in tl.static_range(MORE_D + 1):
-            for mh in tl.static_range(HEIGHT):
-                v, tap = _outputs(
-                    bd + (LOW_D + md),
-                    strip * ROWS + (LOW_H + mh),
-                    *given,
-                    KD,
-                    KH,
-                    KW,
-                    SD,
-                    SH,
-                    SW,
-                    PD,
-                    PH,
-                    PW,
-                    LOW_W,
-                    MORE_W,
-                    COLUMNS,
-                    FIRST_VECTOR,
-                    SHIFT,
-                    VECTORS,
-                    Y_UNIT,
-                    VEC,
-                    LANES,
-                    HAS_INDEX,
-                    DIVIDE,
-                    COMPUTE,
-                )
-                g, taps = g + v, taps + tap
-
-    for rd in tl.static_range(SD):
-        depth = bd * SD + rd
-        for i in tl.static_range(ROWS):
-            for rh in tl.static_range(SH):
-                height = (strip * ROWS + i) * SH + rh
-                ok = live & (depth + zero < size_d) & (height + zero < size_h)
-                line = x_base + (depth * x_d + height * x_h) * X_UNIT
-                sums = ()
-                for _q in tl.static_range(OUTS * SW):
-                    if COLUMNS:
-                        sums = sums + (tl.zeros([LANES], COMPUTE),)
-                    else:
-                        sums = sums + (tl.zeros([LANES, VEC], COMPUTE),)
-                for md in tl.static_range(MORE_D + 1):
-                    if rd + PD - (LOW_D + md) * SD >= 0 and rd + PD - (LOW_D + md) * SD < KD:
-                        if LOOP_H:
-                            # Too many rows of outputs for the registers: load them one by one. A variable
-                            # assigned in this loop must have the same type in the entire kernel.
-                            for mh in range(more_h + 1):
-                                v, tap = _outputs(
-                                    bd + (LOW_D + md),
-                                    strip + (LOW_H + mh),
-                                    *given,
-                                    KD,
-                                    KH,
-                                    KW,
-                                    SD,
-                                    SH,
-                                    SW,
-                                    PD,
-                                    PH,
-                                    PW,
-                                    LOW_W,
-                                    MORE_W,
-                                    COLUMNS,
-                                    FIRST_VECTOR,
-                                    SHIFT,
-                                    VECTORS,
-                                    Y_UNIT,
-                                    VEC,
-                                    LANES,
-                                    HAS_INDEX,
-                                    DIVIDE,
-                                    COMPUTE,
-                                )
-                                th = rh + PH - (LOW_H + mh) * SH
-                                offset = ((rd + PD - (LOW_D + md) * SD) * KH + th) * KW
-                                part = _gathered(
-                                    sums, v, tap, offset, OUTS, KW, SW, PW, LOW_W, MORE_W, SHIFT, HAS_INDEX
-                                )
-                                sums = _chosen(sums, part, zero + th, KH, OUTS * SW, COLUMNS)
-                        else:
-                            for mh in tl.static_range(MORE_H + 1):
-                                if rh + PH - (LOW_H + mh) * SH >= 0 and rh + PH - (LOW_H + mh) * SH < KH:
-                                    v = ()
-                                    tap = ()
-                                    for k in tl.static_range(PER_ROW):
-                                        v = v + (g[(md * HEIGHT + i + mh) * PER_ROW + k],)
-                                        tap = tap + (taps[(md * HEIGHT + i + mh) * PER_ROW + k],)
-                                    offset = (rd + PD - (LOW_D + md) * SD) * KH + rh + PH - (LOW_H + mh) * SH
-                                    sums = _gathered(
-                                        sums,
-                                        v,
-                                        tap,
-                                        offset * KW,
-                                        OUTS,
-                                        KW,
-                                        SW,
-                                        PW,
-                                        LOW_W,
-                                        MORE_W,
-                                        SHIFT,
-                                        HAS_INDEX,
-                                    )
-                if COLUMNS:
-                    for k in tl.static_range(OUTS * SW // CHUNK):
-                        tile = tile_of(sums, k * CHUNK, 1, LANES, CHUNK)
-                        column = (w * (OUTS * SW) + k * CHUNK)[:, None] + tl.arange(0, CHUNK)[None, :]
-                        there = ok[:, None]
-                        if X_UNIT == 1:
-                            there = there & (column < size_w)
-                        at = line[:, None] + column
-                        tile = scaled(tile, offsets + at, there, SCALED)
-                        tl.store(result + at, tile.to(result.dtype.element_ty), mask=there)
-                else:
-                    for rw in tl.static_range(SW):
-                        column = w * SW + rw
-                        there = (ok & (column < size_w))[:, None]
-                        at = (line + column * x_w * X_UNIT)[:, None] + tl.arange(0, VEC)[None, :]
-                        total = scaled(sums[rw], offsets + at, there, SCALED)
-                        tl.store(result + at, total.to(result.dtype.element_ty), mask=there)
-
-
 @triton.jit
-def _gathered(
-    sums,
-    g,
-    taps,
-    offset,
-    OUTS: tl.constexpr,
-    KW: tl.constexpr,
-    SW: tl.constexpr,
-    PW: tl.constexpr,
-    LOW_W: tl.constexpr,
-    MORE_W: tl.constexpr,
-    SHIFT: tl.constexpr,
-    HAS_INDEX: tl.constexpr,
-):
-    """Add one row of outputs to the sums: output b + m contains input r at its tap r + P - m*S."""
+def _gathered(sums, g, taps, offset, BEGIN: tl.constexpr, WINDOW, BLOCK, GATHER):
+    """Add one row of outputs, from BEGIN on, to the sums: output b + m has input r at its tap r + P - m*S."""
+    SW: tl.constexpr = WINDOW.SW
     found = ()
-    for q in tl.static_range(OUTS):
+    for q in tl.static_range(BLOCK.VEC if BLOCK.COLUMNS else 1):
         for rw in tl.static_range(SW):
             total = sums[q * SW + rw]
-            for mw in tl.static_range(MORE_W + 1):
-                if rw + PW - (LOW_W + mw) * SW >= 0 and rw + PW - (LOW_W + mw) * SW < KW:
-                    if HAS_INDEX:
-                        hit = taps[SHIFT + q + mw] == offset + (rw + PW - (LOW_W + mw) * SW)
-                        total += tl.where(hit, g[SHIFT + q + mw], 0)
+            for mw in tl.static_range(BLOCK.MORE_W + 1):
+                if (
+                    rw - WINDOW.W - (BLOCK.LOW_W + mw) * SW >= 0
+                    and rw - WINDOW.W - (BLOCK.LOW_W + mw) * SW < WINDOW.KW
+                ):
+                    if GATHER.HAS_INDEX:
+                        tap = offset + (rw - WINDOW.W - (BLOCK.LOW_W + mw) * SW)
+                        hit = taps[BEGIN + BLOCK.SHIFT + q + mw] == tap
+                        total += tl.where(hit, g[BEGIN + BLOCK.SHIFT + q + mw], 0)
                     else:
-                        total += g[SHIFT + q + mw]
+                        total += g[BEGIN + BLOCK.SHIFT + q + mw]
             found = found + (total,)
     return found
 
@@ -423,3 +152,132 @@ def _chosen(a, b, tap, KERNEL: tl.constexpr, N: tl.constexpr, COLUMNS: tl.conste
     for i in tl.static_range(N):
         found = found + (tl.where(is_tap, b[i], a[i]),)
     return found
+
+
+@triton.jit
+def _store_row(sums, line, w, ok, offsets, result, strides, size_w, WINDOW, BLOCK, GATHER):
+    """One row of gradients, by vectors of columns or of channels."""
+    SW: tl.constexpr = WINDOW.SW
+    if BLOCK.COLUMNS:
+        for k in tl.static_range(BLOCK.VEC * SW // BLOCK.CHUNK):
+            tile = tile_of(sums, k * BLOCK.CHUNK, 1, BLOCK.LANES, BLOCK.CHUNK)
+            column = (w * (BLOCK.VEC * SW) + k * BLOCK.CHUNK)[:, None] + tl.arange(0, BLOCK.CHUNK)[None, :]
+            there = ok[:, None]
+            if BLOCK.X_UNIT == 1:
+                there = there & (column < size_w)
+            at = line[:, None] + column
+            tile = scaled(tile, offsets + at, there, GATHER.SCALED)
+            tl.store(result + at, tile.to(result.dtype.element_ty), mask=there)
+    else:
+        for rw in tl.static_range(SW):
+            column = w * SW + rw
+            there = (ok & (column < size_w))[:, None]
+            at = (line + column * strides.w * BLOCK.X_UNIT)[:, None] + tl.arange(0, BLOCK.VEC)[None, :]
+            total = scaled(sums[rw], offsets + at, there, GATHER.SCALED)
+            tl.store(result + at, total.to(result.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def block_backward_kernel(
+    grad,
+    offsets,
+    result,
+    lanes,
+    programs,
+    x_strides,
+    y_strides,
+    sizes,
+    outs,
+    bounds,
+    division,
+    more_h,
+    WINDOW,
+    BLOCK,
+    MEMORY,
+    GATHER,
+):
+    """One block of inputs per lane."""
+    KD: tl.constexpr = WINDOW.KD
+    KH: tl.constexpr = WINDOW.KH
+    SD: tl.constexpr = WINDOW.SD
+    SH: tl.constexpr = WINDOW.SH
+    ROWS: tl.constexpr = BLOCK.ROWS
+    OUTS: tl.constexpr = BLOCK.VEC if BLOCK.COLUMNS else 1  # blocks of a lane along the last axis
+    HEIGHT: tl.constexpr = 1 if BLOCK.LOOP_H else ROWS + BLOCK.MORE_H  # rows of outputs in registers
+    PER_ROW: tl.constexpr = BLOCK.VECTORS * BLOCK.VEC if BLOCK.COLUMNS else 1 + BLOCK.MORE_W
+    pid = program_number(MEMORY)
+    wait_for_previous()
+    strip, bd, block = split(
+        pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64
+    )
+    live, c, w, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    x_base = base_of(c, l1, l2, x_strides, MEMORY) * BLOCK.X_UNIT
+    y_base = base_of(c, l1, l2, y_strides, MEMORY) * BLOCK.Y_UNIT
+    zero = w * 0
+    given = (grad, offsets, y_base, w, live, y_strides, outs, bounds, division)
+    g = ()
+    taps = ()
+    if not BLOCK.LOOP_H:
+        for md in tl.static_range(BLOCK.MORE_D + 1):
+            for mh in tl.static_range(HEIGHT):
+                od = bd + (BLOCK.LOW_D + md)
+                oh = strip * ROWS + (BLOCK.LOW_H + mh)
+                v, tap = _outputs(od, oh, *given, WINDOW, BLOCK, GATHER)
+                g, taps = g + v, taps + tap
+    for rd in tl.static_range(SD):
+        depth = bd * SD + rd
+        for i in tl.static_range(ROWS):
+            for rh in tl.static_range(SH):
+                height = (strip * ROWS + i) * SH + rh
+                ok = live & (depth + zero < sizes.d) & (height + zero < sizes.h)
+                line = x_base + (depth * x_strides.d + height * x_strides.h) * BLOCK.X_UNIT
+                sums = ()
+                for _q in tl.static_range(OUTS * WINDOW.SW):
+                    if BLOCK.COLUMNS:
+                        sums = sums + (tl.zeros([BLOCK.LANES], GATHER.COMPUTE),)
+                    else:
+                        sums = sums + (tl.zeros([BLOCK.LANES, BLOCK.VEC], GATHER.COMPUTE),)
+                for md in tl.static_range(BLOCK.MORE_D + 1):
+                    if (
+                        rd - WINDOW.D - (BLOCK.LOW_D + md) * SD >= 0
+                        and rd - WINDOW.D - (BLOCK.LOW_D + md) * SD < KD
+                    ):
+                        if BLOCK.LOOP_H:
+                            # Too many rows of outputs for the registers: load them one by one. A variable
+                            # assigned in this loop must have the same type in the entire kernel.
+                            for mh in range(more_h + 1):
+                                v, tap = _outputs(
+                                    bd + (BLOCK.LOW_D + md),
+                                    strip + (BLOCK.LOW_H + mh),
+                                    *given,
+                                    WINDOW,
+                                    BLOCK,
+                                    GATHER,
+                                )
+                                th = rh - WINDOW.H - (BLOCK.LOW_H + mh) * SH
+                                offset = ((rd - WINDOW.D - (BLOCK.LOW_D + md) * SD) * KH + th) * WINDOW.KW
+                                part = _gathered(sums, v, tap, offset, 0, WINDOW, BLOCK, GATHER)
+                                sums = _chosen(sums, part, zero + th, KH, OUTS * WINDOW.SW, BLOCK.COLUMNS)
+                        else:
+                            for mh in tl.static_range(BLOCK.MORE_H + 1):
+                                if (
+                                    rh - WINDOW.H - (BLOCK.LOW_H + mh) * SH >= 0
+                                    and rh - WINDOW.H - (BLOCK.LOW_H + mh) * SH < KH
+                                ):
+                                    sums = _gathered(
+                                        sums,
+                                        g,
+                                        taps,
+                                        (
+                                            (rd - WINDOW.D - (BLOCK.LOW_D + md) * SD) * KH
+                                            + rh
+                                            - WINDOW.H
+                                            - (BLOCK.LOW_H + mh) * SH
+                                        )
+                                        * WINDOW.KW,
+                                        (md * HEIGHT + i + mh) * PER_ROW,
+                                        WINDOW,
+                                        BLOCK,
+                                        GATHER,
+                                    )
+                _store_row(sums, line, w, ok, offsets, result, x_strides, sizes.w, WINDOW, BLOCK, GATHER)

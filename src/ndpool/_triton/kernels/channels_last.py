@@ -1,300 +1,174 @@
-"""Windows without padding or dilation in channels-last arrays, and the backward of whole planes.
+"""Windows without padding or dilation in channels-last arrays.
 
-Forward, a program reduces a block of channels over one window, many positions at a time. Where there are too
-few windows, these are cut, and a second launch of the same kernel merges the pieces; the first one stores
-values and, for max, offsets. All sizes are run-time arguments. The backward kernel stays for adaptive max
-pooling of 7x7 to 1 in bfloat16, twice as fast as `row_backward`.
+A program reduces a block of channels over one window, many positions at a time. Where there are too few
+windows, these are cut, and a second launch of the same kernel merges the pieces; the first one stores values
+and, for max, offsets. All sizes are run-time arguments.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import INDEX64, divide, split, wait_for_previous
+from ndpool._triton.kernels.indexing import (
+    INDEX64,
+    divide,
+    program_number,
+    split,
+    table_row,
+    wait_for_previous,
+)
 from ndpool._triton.kernels.reducers import (
     NO_OFFSET,
     SUM,
     best_along,
     best_of,
     better,
+    divided,
     load_or_identity,
     merge,
-    positive_zero,
-    quotient,
-    quotient_by_inverse,
     widen,
 )
 
-_FORWARD = ["blocks", "channels", "n_1", "half", "m_b", "m_w", "m_h", "m_d", "m_1", "x_1", "x_2", "x_d"]
-_FORWARD += ["x_h", "x_w", "y_c", "y_1", "y_2", "y_d", "y_h", "y_w", "size_d", "size_h", "size_w"]
-_FORWARD += ["out_d", "out_h", "out_w", "kernel_h", "kernel_w", "divisor", "inverse"]
-_BACKWARD = ["blocks", "channels", "n_1", "rows", "each", "pieces", "m_p", "m_b", "m_1"]
-_BACKWARD += ["x_1", "x_2", "x_r", "y_c", "y_1", "y_2", "divisor", "inverse"]
+
+class Block(NamedTuple):
+    """WIDTH channels of one window: COLUMNS columns of ROWS rows, or of ROWS parts of a row if ALONG."""
+
+    UNIT: Any
+    WIDTH: Any
+    COLUMNS: Any
+    ROWS: Any
+    ALONG: Any
+    PARTS: Any  # 1 writes pieces of windows, 2 merges them
+
+
+class Channels(NamedTuple):
+    """Blocks of channels, channels, images along one leading axis; and where offsets of pieces begin."""
+
+    blocks: Any
+    n: Any
+    lead: Any
+    half: Any
+    by_blocks: Any  # magic numbers
+    by_lead: Any
+    by_w: Any  # of the last axis of outputs
 
 
 @triton.jit
-def _window(o, starts, counts, size):
-    """First input and number of taps of a window; without tables it is the whole axis."""
-    if starts is None:
+def _window(o, table, size):
+    """First input and number of taps of a window; without a table it is the whole axis."""
+    if table is None:
         return o * 0, o * 0 + size
     else:
-        return tl.load(starts + o), tl.load(counts + o)
+        return tl.load(table_row(table, o)), tl.load(table_row(table, o) + 1)
 
 
 @triton.jit
-def _part(
-    best,
-    offset,
-    d,
-    h,
-    start,
-    x,
-    base,
-    half,
-    c,
-    inside,
-    column,
-    taps_h,
-    taps_w,
-    x_d,
-    x_h,
-    x_w,
-    kernel_h,
-    kernel_w,
-    UNIT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    DOWN: tl.constexpr,
-    ACROSS: tl.constexpr,
-    PARTS: tl.constexpr,
-    WITH_OFFSETS: tl.constexpr,
-    OP: tl.constexpr,
-    IDENTITY: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
+def _part(best, offset, d, h, start, x, base, half, c, inside, taps, strides, kernel, BLOCK, REDUCE):
     """`best` and `offset` after ROWS times COLUMNS positions from row h and column `start` of the window on.
 
     A function of its own: Triton translates the body of a loop twice, that of three nested loops eight times.
     """
-    BITS: tl.constexpr = tl.int64 if COMPUTE == tl.float64 else tl.int32
+    DOWN: tl.constexpr = 1 if BLOCK.ALONG else BLOCK.ROWS
+    ACROSS: tl.constexpr = BLOCK.COLUMNS if BLOCK.ALONG else 0
+    BITS: tl.constexpr = tl.int64 if REDUCE.COMPUTE == tl.float64 else tl.int32
+    taps_h, taps_w = taps
+    column = tl.arange(0, BLOCK.COLUMNS)[:, None]
     found = ()
-    for r in tl.static_range(ROWS):
+    for r in tl.static_range(BLOCK.ROWS):
         row = h + r % DOWN
         w = start + r * ACROSS + column
-        at = base + (d * x_d + row * x_h + w * x_w) * UNIT + c[None, :]
+        at = base + (d * strides.d + row * strides.h + w * strides.w) * BLOCK.UNIT + c[None, :]
         there = inside & (w < taps_w)
         if DOWN > 1:
             there = there & (row + column * 0 < taps_h)
-        found = found + (load_or_identity(x + at, there, IDENTITY, COMPUTE),)
-    for r in tl.static_range(ROWS):
-        v = widen(found[r], COMPUTE)
-        if WITH_OFFSETS:
-            number = (d * kernel_h + h + r % DOWN) * kernel_w + start + r * ACROSS + column
-            number = number + tl.zeros([COLUMNS, WIDTH], tl.int32)
-            if PARTS == 2:
-                at = base + (start + column) * x_w * UNIT + c[None, :]
+        found = found + (load_or_identity(x + at, there, REDUCE),)
+    for r in tl.static_range(BLOCK.ROWS):
+        v = widen(found[r], REDUCE.COMPUTE)
+        if REDUCE.KIND != 0:
+            number = (d * kernel.h + h + r % DOWN) * kernel.w + start + r * ACROSS + column
+            number = number + tl.zeros([BLOCK.COLUMNS, BLOCK.WIDTH], tl.int32)
+            if BLOCK.PARTS == 2:
+                at = base + (start + column) * strides.w * BLOCK.UNIT + c[None, :]
                 there = inside & (start + column < taps_w)
                 number = tl.load(x + half + at, mask=there, other=0).to(BITS, bitcast=True)
-            best, offset = merge(best, offset, v, number.to(tl.int32), OP, True)
+            best, offset = merge(best, offset, v, number.to(tl.int32), REDUCE)
         else:
-            best = better(best, v, OP)
+            best = better(best, v, REDUCE.OP)
     return best, offset
 
 
-@triton.jit(do_not_specialize=_FORWARD)
+@triton.jit
 def channels_last_forward_kernel(
     x,
     y,
     extra,
-    starts_d,
-    counts_d,
-    starts_h,
-    counts_h,
-    starts_w,
-    counts_w,
-    blocks,
+    table_d,
+    table_h,
+    table_w,
     channels,
-    n_1,
-    half,
-    m_b,
-    m_w,
-    m_h,
-    m_d,
-    m_1,
-    x_1,
-    x_2,
-    x_d,
-    x_h,
-    x_w,
-    y_c,
-    y_1,
-    y_2,
-    y_d,
-    y_h,
-    y_w,
-    size_d,
-    size_h,
-    size_w,
-    out_d,
-    out_h,
-    out_w,
-    kernel_h,
-    kernel_w,
-    divisor,
-    inverse,
-    UNIT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    ALONG: tl.constexpr,
-    LEADS: tl.constexpr,
-    PARTS: tl.constexpr,
-    WITH_OFFSETS: tl.constexpr,
-    OP: tl.constexpr,
-    KIND: tl.constexpr,
-    DIVIDE: tl.constexpr,
-    IDENTITY: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INT64: tl.constexpr,
+    programs,
+    x_strides,
+    y_strides,
+    sizes,
+    outs,
+    kernel,
+    division,
+    BLOCK,
+    MEMORY,
+    REDUCE,
 ):
-    """WIDTH channels of one window: COLUMNS columns of ROWS rows, or of ROWS parts of a row if ALONG.
-
-    Each lane visits its elements in order, so that the first of several maxima is found. PARTS: 1 writes
-    pieces of windows, 2 merges them.
-    """
-    DOWN: tl.constexpr = 1 if ALONG else ROWS
-    ACROSS: tl.constexpr = COLUMNS if ALONG else 0
-    STEP: tl.constexpr = ROWS * COLUMNS if ALONG else COLUMNS
-    BITS: tl.constexpr = tl.int64 if COMPUTE == tl.float64 else tl.int32
-    pid = tl.program_id(0)
-    if INT64:
-        pid = pid.to(tl.int64)
-    block, ow, rest = split(pid, blocks, out_w, m_b, m_w, INT64)
-    oh, od, lead = split(rest, out_h, out_d, m_h, m_d, INT64)
+    """WIDTH channels of one window. Each lane visits its elements in order: the first of several maxima."""
+    DOWN: tl.constexpr = 1 if BLOCK.ALONG else BLOCK.ROWS
+    STEP: tl.constexpr = BLOCK.ROWS * BLOCK.COLUMNS if BLOCK.ALONG else BLOCK.COLUMNS
+    BITS: tl.constexpr = tl.int64 if REDUCE.COMPUTE == tl.float64 else tl.int32
+    pid = program_number(MEMORY)
+    block, ow, rest = split(pid, channels.blocks, outs.w, channels.by_blocks, channels.by_w, MEMORY.INT64)
+    oh, od, lead = split(rest, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
     l1 = lead
     l2 = lead * 0
-    if LEADS > 1:
-        l2 = divide(lead, n_1, m_1, INT64)
-        l1 = lead - l2 * n_1
-    first_d, taps_d = _window(od, starts_d, counts_d, size_d)
-    first_h, taps_h = _window(oh, starts_h, counts_h, size_h)
-    first_w, taps_w = _window(ow, starts_w, counts_w, size_w)
-    c = block * WIDTH + tl.arange(0, WIDTH)
-    inside = (c // UNIT * UNIT < channels)[None, :]
-    column = tl.arange(0, COLUMNS)[:, None]
-    base = (l1 * x_1 + l2 * x_2 + first_d * x_d + first_h * x_h + first_w * x_w) * UNIT
+    if MEMORY.LEADS > 1:
+        l2 = divide(lead, channels.lead, channels.by_lead, MEMORY.INT64)
+        l1 = lead - l2 * channels.lead
+    first_d, taps_d = _window(od, table_d, sizes.d)
+    first_h, taps_h = _window(oh, table_h, sizes.h)
+    first_w, taps_w = _window(ow, table_w, sizes.w)
+    c = block * BLOCK.WIDTH + tl.arange(0, BLOCK.WIDTH)
+    inside = (c // BLOCK.UNIT * BLOCK.UNIT < channels.n)[None, :]
+    base = l1 * x_strides.lead + first_d * x_strides.d + first_h * x_strides.h + first_w * x_strides.w
+    to = l1 * y_strides.lead + od * y_strides.d + oh * y_strides.h + ow * y_strides.w + c * y_strides.c
+    if MEMORY.LEADS > 1:
+        base += l2 * x_strides.outer
+        to += l2 * y_strides.outer
     wait_for_previous()
-    best = tl.full([COLUMNS, WIDTH], IDENTITY, COMPUTE)
-    offset = tl.full([COLUMNS, WIDTH], NO_OFFSET, tl.int32)
-    given = (x, base, half, c, inside, column, taps_h, taps_w, x_d, x_h, x_w, kernel_h, kernel_w)
+    best = tl.full([BLOCK.COLUMNS, BLOCK.WIDTH], REDUCE.IDENTITY, REDUCE.COMPUTE)
+    offset = tl.full([BLOCK.COLUMNS, BLOCK.WIDTH], NO_OFFSET, tl.int32)
+    given = (x, base * BLOCK.UNIT, channels.half, c, inside, (taps_h, taps_w), x_strides, kernel)
     for d in range(taps_d):
         for h in range(0, taps_h, DOWN):
             for start in range(0, taps_w, STEP):
-                best, offset = _part(
-                    best,
-                    offset,
-                    d,
-                    h,
-                    start,
-                    *given,
-                    UNIT,
-                    WIDTH,
-                    COLUMNS,
-                    ROWS,
-                    DOWN,
-                    ACROSS,
-                    PARTS,
-                    WITH_OFFSETS,
-                    OP,
-                    IDENTITY,
-                    COMPUTE,
-                )
-    to = l1 * y_1 + l2 * y_2 + od * y_d + oh * y_h + ow * y_w + c * y_c
-    live = c < channels
-    if OP == SUM:
-        value = positive_zero(tl.sum(best, 0))
-        if DIVIDE == 1:
-            value = quotient_by_inverse(value, divisor, inverse)
-        if DIVIDE == 2:
-            value = quotient(value, taps_d * taps_h * taps_w + c * 0)
-    elif not WITH_OFFSETS:
-        value = best_of(best, 0, OP)
+                best, offset = _part(best, offset, d, h, start, *given, BLOCK, REDUCE)
+    live = c < channels.n
+    if REDUCE.OP == SUM:
+        by = division.by
+        if REDUCE.DIVIDE == 2:
+            by = taps_d * taps_h * taps_w + c * 0
+        value = divided(tl.sum(best, 0), by, division.inverse, REDUCE)
+    elif REDUCE.KIND == 0:
+        value = best_of(best, 0, REDUCE.OP)
     else:
-        value, offset = best_along(best, offset, 0, OP)
+        value, offset = best_along(best, offset, 0, REDUCE.OP)
         # If no element beats the identity, the first is taken.
         offset = tl.where(offset == NO_OFFSET, 0, offset)
-        if PARTS == 1:
-            tl.store(y + half + to, (offset + first_w).to(BITS).to(COMPUTE, bitcast=True), mask=live)
-        elif KIND == INDEX64:
+        if BLOCK.PARTS == 1:
+            piece = (offset + first_w).to(BITS).to(REDUCE.COMPUTE, bitcast=True)
+            tl.store(y + channels.half + to, piece, mask=live)
+        elif REDUCE.KIND == INDEX64:
             offset = offset.to(tl.int64)
-            d = first_d + offset // kernel_w // kernel_h
-            h = first_h + offset // kernel_w % kernel_h
-            tl.store(extra + to, (d * size_h + h) * size_w + first_w + offset % kernel_w, mask=live)
+            d = first_d + offset // kernel.w // kernel.h
+            h = first_h + offset // kernel.w % kernel.h
+            index = (d * sizes.h + h) * sizes.w + first_w + offset % kernel.w
+            tl.store(extra + to, index, mask=live)
         else:
             tl.store(extra + to, offset.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
-
-
-@triton.jit(do_not_specialize=_BACKWARD)
-def channels_last_backward_kernel(
-    grad,
-    offsets,
-    result,
-    blocks,
-    channels,
-    n_1,
-    rows,
-    each,
-    pieces,
-    m_p,
-    m_b,
-    m_1,
-    x_1,
-    x_2,
-    x_r,
-    y_c,
-    y_1,
-    y_2,
-    divisor,
-    inverse,
-    UNIT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    LEADS: tl.constexpr,
-    HAS_INDEX: tl.constexpr,
-    DIVIDE: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INT64: tl.constexpr,
-):
-    """WIDTH channels of `each` rows: the same gradient in all rows, or only in the row of the offset."""
-    pid = tl.program_id(0)
-    if INT64:
-        pid = pid.to(tl.int64)
-    piece, block, lead = split(pid, pieces, blocks, m_p, m_b, INT64)
-    l1 = lead
-    l2 = lead * 0
-    if LEADS > 1:
-        l2 = divide(lead, n_1, m_1, INT64)
-        l1 = lead - l2 * n_1
-    c = block * WIDTH + tl.arange(0, WIDTH)
-    live = c < channels
-    at = l1 * y_1 + l2 * y_2 + c * y_c
-    wait_for_previous()
-    g = widen(tl.load(grad + at, mask=live, other=0), COMPUTE)
-    if DIVIDE == 1:
-        g = quotient_by_inverse(g, divisor, inverse)
-    g = g.to(result.dtype.element_ty)[None, :]
-    r = tl.arange(0, ROWS)[:, None]
-    inside = (c // UNIT * UNIT < channels)[None, :]
-    begin = piece * each
-    end = tl.minimum(begin + each, rows)
-    to = (l1 * x_1 + l2 * x_2 + begin * x_r) * UNIT + r * x_r * UNIT + c[None, :]
-    taken = r
-    if HAS_INDEX:
-        taken = tl.load(offsets + at, mask=live, other=0).to(tl.int32)[None, :]
-    for start in range(begin, end, ROWS):
-        value = tl.broadcast_to(g, [ROWS, WIDTH])
-        if HAS_INDEX:
-            value = tl.where(start + r == taken, value, tl.zeros_like(value))
-        tl.store(result + to, value, mask=inside & (start + r < end))
-        to += ROWS * x_r * UNIT

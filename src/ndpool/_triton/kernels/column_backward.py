@@ -7,24 +7,48 @@ The cost grows with the sum of a window's sides, not with their product. Stays f
 1, 1.8 to 2.6 times as fast as `block_backward` and `walk_backward`.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import SIZES, base_of, lanes_of, split, wait_for_previous, within
+from ndpool._triton.kernels.indexing import (
+    base_of,
+    lanes_of,
+    program_number,
+    split,
+    wait_for_previous,
+    within,
+)
 from ndpool._triton.kernels.reducers import columns_of, tile_of, widen
 
-_SIZES = [*SIZES, "size_d", "size_h", "out_d", "out_h", "out_w", "chunks", "height"]
+
+class Block(NamedTuple):
+    """VEC neighbouring columns per lane, or one column for each of VEC channels.
+
+    Every row of outputs takes LOADS loads: of vectors of columns from FIRST on, counted from the first
+    column, the first BEGIN elements of which are not needed, or of all outputs that contain a column.
+    """
+
+    INVERSE: Any  # of the odd part of a window's width, modulo 2**32
+    SHIFT: Any  # the power of 2 in it
+    COLUMNS: Any
+    FIRST: Any
+    BEGIN: Any
+    LOADS: Any
+    VEC: Any
+    LANES: Any
 
 
 @triton.jit
-def _quotient(n, INVERSE: tl.constexpr, SHIFT: tl.constexpr):
+def _quotient(n, BLOCK):
     """n / divisor where that leaves no rest, and elsewhere a number far larger than any quotient of offsets.
 
     The divisor is an odd number, whose inverse modulo 2**32 is INVERSE, times 2**SHIFT.
     """
-    found = (n * INVERSE).to(tl.uint32)
-    if SHIFT > 0:
-        found = (found >> SHIFT) | (found << (32 - SHIFT))
+    found = (n * BLOCK.INVERSE).to(tl.uint32)
+    if BLOCK.SHIFT > 0:
+        found = (found >> BLOCK.SHIFT) | (found << (32 - BLOCK.SHIFT))
     return found
 
 
@@ -44,28 +68,17 @@ def _outputs(grad, offsets, at, step, oks, N: tl.constexpr, COMPUTE: tl.constexp
 
 
 @triton.jit
-def _sum_of_column(
-    g,
-    taps,
-    oks,
-    last_tap,
-    first,
-    limit,
-    BEGIN: tl.constexpr,
-    VECTOR: tl.constexpr,
-    N: tl.constexpr,
-    STRIDE: tl.constexpr,
-    INVERSE: tl.constexpr,
-    SHIFT: tl.constexpr,
-):
-    """Sum of the gradients of N outputs of a row that take their value from a column, and their tap's row.
+def _sum_of_column(g, taps, oks, last_tap, first, limit, BEGIN: tl.constexpr, WINDOW, BLOCK):
+    """Sum of the gradients of a row's outputs that take their value from a column, and their tap's row.
 
-    The column is tap `last_tap` of the last of these outputs, which follow BEGIN in their tuples; oks has an
-    element per VECTOR of them. Rows of taps are counted from `first`, and only those below `limit` count.
-    Where there is no such output, the sum is 0 and the row is arbitrary.
+    The column is tap `last_tap` of the last of these outputs, which follow BEGIN in their tuples. Rows of
+    taps are counted from `first`, and only those below `limit` count. Where there is no such output, the sum
+    is 0 and the row is arbitrary.
     """
+    N: tl.constexpr = (WINDOW.KW + WINDOW.SW - 1) // WINDOW.SW
+    VECTOR: tl.constexpr = BLOCK.VEC if BLOCK.COLUMNS else 1
     for m in tl.static_range(N):
-        row = _quotient(taps[BEGIN + m] - (last_tap + (N - 1 - m) * STRIDE), INVERSE, SHIFT) - first
+        row = _quotient(taps[BEGIN + m] - (last_tap + (N - 1 - m) * WINDOW.SW), BLOCK) - first
         # What is masked is never a hit.
         hit = oks[(BEGIN + m) // VECTOR] & (row < limit)
         if m == 0:
@@ -78,46 +91,27 @@ def _sum_of_column(
 
 
 @triton.jit
-def _column_sums(
-    grad,
-    offsets,
-    at,
-    step,
-    oks,
-    last_tap,
-    first,
-    limit,
-    COLUMNS: tl.constexpr,
-    KW: tl.constexpr,
-    SW: tl.constexpr,
-    BEGIN: tl.constexpr,
-    LOADS: tl.constexpr,
-    VEC: tl.constexpr,
-    LANES: tl.constexpr,
-    INVERSE: tl.constexpr,
-    SHIFT: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
+def _column_sums(grad, offsets, at, step, oks, last_tap, first, limit, WINDOW, BLOCK, COMPUTE: tl.constexpr):
     """`_sum_of_column` for VEC channels of one column, or for VEC neighbouring columns, as a tile."""
-    N: tl.constexpr = (KW + SW - 1) // SW
-    g, taps = _outputs(grad, offsets, at, step, oks, LOADS, COMPUTE)
-    if COLUMNS:
+    g, taps = _outputs(grad, offsets, at, step, oks, BLOCK.LOADS, COMPUTE)
+    if BLOCK.COLUMNS:
         each = ()
         each_tap = ()
         each_ok = ()
-        for m in tl.static_range(LOADS):
-            each, each_tap = each + columns_of(g[m], LANES, VEC), each_tap + columns_of(taps[m], LANES, VEC)
-            each_ok = each_ok + (tl.reshape(oks[m], [LANES]),)
+        for m in tl.static_range(BLOCK.LOADS):
+            each = each + columns_of(g[m], BLOCK.LANES, BLOCK.VEC)
+            each_tap = each_tap + columns_of(taps[m], BLOCK.LANES, BLOCK.VEC)
+            each_ok = each_ok + (tl.reshape(oks[m], [BLOCK.LANES]),)
         totals = ()
         rows = ()
-        for q in tl.static_range(VEC):
+        for q in tl.static_range(BLOCK.VEC):
             total, taken = _sum_of_column(
-                each, each_tap, each_ok, last_tap, first, limit, BEGIN + q, VEC, N, SW, INVERSE, SHIFT
+                each, each_tap, each_ok, last_tap, first, limit, BLOCK.BEGIN + q, WINDOW, BLOCK
             )
             totals, rows = totals + (total,), rows + (taken,)
-        return tile_of(totals, 0, 1, LANES, VEC), tile_of(rows, 0, 1, LANES, VEC)
+        return tile_of(totals, 0, 1, BLOCK.LANES, BLOCK.VEC), tile_of(rows, 0, 1, BLOCK.LANES, BLOCK.VEC)
     else:
-        return _sum_of_column(g, taps, oks, last_tap, first, limit, 0, 1, N, SW, INVERSE, SHIFT)
+        return _sum_of_column(g, taps, oks, last_tap, first, limit, 0, WINDOW, BLOCK)
 
 
 @triton.jit
@@ -129,156 +123,102 @@ def _added(sums, total, taken, N: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
 def column_backward_kernel(
     grad,
     offsets,
     result,
-    n_lanes,
-    n_c,
-    n_w,
-    n_1,
-    m_c,
-    m_w,
-    m_1,
-    m_s,
-    m_d,
-    x_c,
-    x_1,
-    x_2,
-    x_d,
-    x_h,
-    x_w,
-    y_c,
-    y_1,
-    y_2,
-    y_d,
-    y_h,
-    y_w,
-    size_d,
-    size_h,
-    out_d,
-    out_h,
-    out_w,
-    chunks,
+    lanes,
+    programs,
+    x_strides,
+    y_strides,
+    sizes,
+    outs,
     height,
-    KD: tl.constexpr,
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SD: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PD: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    INVERSE: tl.constexpr,
-    SHIFT: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    FIRST: tl.constexpr,
-    BEGIN: tl.constexpr,
-    LOADS: tl.constexpr,
-    VEC: tl.constexpr,
-    LANES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    LEADS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INT64: tl.constexpr,
+    WINDOW,
+    BLOCK,
+    MEMORY,
+    GATHER,
 ):
-    """`height` inputs of VEC neighbouring columns per lane, or of one column for each of VEC channels.
-
-    Every row of outputs takes LOADS loads: of vectors from FIRST on, counted from the first column, the first
-    BEGIN elements of which are not needed, or of all outputs that contain a column. A step along rows of None
-    is 1. Strides are counted in vectors.
-    """
-    pid = tl.program_id(0)
-    if INT64:
-        pid = pid.to(tl.int64)
+    """`height` inputs of neighbouring columns per lane. A step along rows of None is 1."""
+    KD: tl.constexpr = WINDOW.KD
+    KH: tl.constexpr = WINDOW.KH
+    KW: tl.constexpr = WINDOW.KW
+    SD: tl.constexpr = WINDOW.SD
+    SH: tl.constexpr = WINDOW.SH
+    SW: tl.constexpr = WINDOW.SW
+    VEC: tl.constexpr = BLOCK.VEC
+    pid = program_number(MEMORY)
     wait_for_previous()
-    chunk, d, block = split(pid, chunks, size_d, m_s, m_d, INT64)
-    live, c, w, l1, l2 = lanes_of(block, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1, LANES, CHANNELS, LEADS, INT64)
+    chunk, d, block = split(pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
+    live, c, w, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
     along = tl.arange(0, VEC)[None, :]
     live = live[:, None]
     w = w[:, None]
     zero = w * 0
-    x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS)[:, None] * VEC + d * x_d * VEC
-    y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS)[:, None] * VEC
+    x_base = base_of(c, l1, l2, x_strides, MEMORY)[:, None] * VEC + d * x_strides.d * VEC
+    y_base = base_of(c, l1, l2, y_strides, MEMORY)[:, None] * VEC
     oks = ()
     last_tap = 0
-    if COLUMNS:
+    x_step = 1
+    if BLOCK.COLUMNS:
         # Vectors of outputs that contain a vector of columns; each lies entirely inside or outside.
         step = VEC
-        first_w = w * VEC + FIRST
-        for m in tl.static_range(LOADS):
-            oks = oks + (within(live, first_w + m * VEC, out_w),)
+        first_w = w * VEC + BLOCK.FIRST
+        for m in tl.static_range(BLOCK.LOADS):
+            oks = oks + (within(live, first_w + m * VEC, outs.w),)
         x_at = x_base + w * VEC + along
         y_at = y_base + first_w + along
     else:
         # All outputs of a row that contain the column, which is tap `last_tap` of the last of them.
         step = 1
-        x_step = 1
-        if y_w is not None:
-            step = y_w * VEC
-            x_step = x_w * VEC
-        first_w = (w + PW) // SW - (LOADS - 1)
+        if y_strides.w is not None:
+            step = y_strides.w * VEC
+            x_step = x_strides.w * VEC
+        first_w = (w - WINDOW.W) // SW - (BLOCK.LOADS - 1)
         if SW > 1:
-            last_tap = (w + PW - (first_w + (LOADS - 1)) * SW).to(tl.int32)
-        for m in tl.static_range(LOADS):
-            ok = within(live, first_w + m, out_w)
+            last_tap = (w - WINDOW.W - (first_w + (BLOCK.LOADS - 1)) * SW).to(tl.int32)
+        for m in tl.static_range(BLOCK.LOADS):
+            ok = within(live, first_w + m, outs.w)
             if KW % SW > 0 and m == 0:
-                ok = ok & (w + PW - first_w * SW < KW)
+                ok = ok & (w - WINDOW.W - first_w * SW < KW)
             oks = oks + (ok,)
         x_at = x_base + w * x_step + along
         y_at = y_base + first_w * step + along
     begin = chunk * height
-    end = tl.minimum(begin + height, size_h)
+    end = tl.minimum(begin + height, sizes.h)
     sums = ()
     for _r in tl.static_range(KH):
-        sums = sums + (tl.zeros([LANES, VEC], COMPUTE),)
-    for oh in range(tl.maximum(0, begin + PH - KH + SH) // SH, (end - 1 + PH) // SH + 1):
+        sums = sums + (tl.zeros([BLOCK.LANES, VEC], GATHER.COMPUTE),)
+    for oh in range(tl.maximum(0, begin - WINDOW.H - KH + SH) // SH, (end - 1 - WINDOW.H) // SH + 1):
         # Past the last row of outputs no tap counts.
-        row_at = y_at + tl.minimum(oh, out_h - 1) * y_h * VEC
+        row_at = y_at + tl.minimum(oh, outs.h - 1) * y_strides.h * VEC
         for m in tl.static_range((KD + SD - 1) // SD):
-            limit = tl.where(oh < out_h, KH, 0)
+            limit = tl.where(oh < outs.h, KH, 0)
             at = row_at
             first = tl.zeros([], tl.uint32)
             if KD > 1:
-                od = (d + PD) // SD - m
-                inside = tl.maximum(0, tl.minimum(od, out_d - 1))
-                at = row_at + inside * y_d * VEC
+                od = (d - WINDOW.D) // SD - m
+                inside = tl.maximum(0, tl.minimum(od, outs.d - 1))
+                at = row_at + inside * y_strides.d * VEC
                 limit = tl.where(od == inside, limit, 0)
-                limit = tl.where(d + PD - od * SD < KD, limit, 0)
-                first = ((d + PD - od * SD) * KH).to(tl.uint32)
+                limit = tl.where(d - WINDOW.D - od * SD < KD, limit, 0)
+                first = ((d - WINDOW.D - od * SD) * KH).to(tl.uint32)
             limit = limit.to(tl.uint32)
             total, taken = _column_sums(
-                grad,
-                offsets,
-                at,
-                step,
-                oks,
-                last_tap,
-                first,
-                limit,
-                COLUMNS,
-                KW,
-                SW,
-                BEGIN,
-                LOADS,
-                VEC,
-                LANES,
-                INVERSE,
-                SHIFT,
-                COMPUTE,
+                grad, offsets, at, step, oks, last_tap, first, limit, WINDOW, BLOCK, GATHER.COMPUTE
             )
             sums = _added(sums, total, taken, KH)
-        h = oh * SH - PH
-        to = x_at + h * x_h * VEC
+        h = oh * SH + WINDOW.H
+        to = x_at + h * x_strides.h * VEC
         for r in tl.static_range(SH):
             done = within(live, zero + (h + r - begin), end - begin)
-            tl.store(result + to + r * x_h * VEC, sums[r].to(result.dtype.element_ty), mask=done)
+            value = sums[r].to(result.dtype.element_ty)
+            tl.store(result + to + r * x_strides.h * VEC, value, mask=done)
         left = ()
         for r in tl.static_range(KH):
             if r + SH < KH:
                 left = left + (sums[r + SH],)
             else:
-                left = left + (tl.zeros([LANES, VEC], COMPUTE),)
+                left = left + (tl.zeros([BLOCK.LANES, VEC], GATHER.COMPUTE),)
         sums = left

@@ -1,9 +1,12 @@
-"""How programs and lanes map to channels, the last pooled axis and the leading axes; dependent launch.
+"""Groups of arguments, how programs and lanes map to planes and windows, and dependent launch.
 
-Also lists the names of the run-time numbers that kernels share. A number that is None is not passed.
+Kernels take their sizes, strides and constants in named tuples. Fields in capitals are compile-time
+constants, others are run-time numbers; a number that is None is not passed. The groups that several kernels
+share are here, a kernel's own ones stand beside it.
 """
 
 import os
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -23,26 +26,95 @@ def _supports_pdl():
 
 USE_PDL = tl.constexpr(_supports_pdl())
 INDEX64 = tl.constexpr(3)  # as in `_native`: 1 and 2 are offsets, 3 is an index
-SIZES = [
-    "n_lanes",
-    "n_c",
-    "n_w",
-    "n_1",
-    "m_c",
-    "m_w",
-    "m_1",
-    "m_s",
-    "m_d",
-    "x_c",
-    "x_1",
-    "x_2",
-    "x_d",
-    "x_h",
-    "x_w",
-]
-SIZES += ["y_c", "y_1", "y_2", "y_d", "y_h", "y_w", "divisor", "inverse"]
-AXIS = ["size", "out", "kernel", "stride", "step", "origin", "full", "front", "lo", "hi"]
-AXES = [f"{name}_{axis}" for axis in "dhw" for name in AXIS]
+
+
+class Lanes(NamedTuple):
+    """What lanes are numbered by: channels fastest, then the last axis, then two leading axes."""
+
+    n: Any  # of all
+    c: Any
+    w: Any
+    lead: Any
+    by_c: Any  # magic numbers
+    by_w: Any
+    by_lead: Any
+
+
+class Programs(NamedTuple):
+    """What programs are numbered by before lanes: strips of rows, then the first axis; None is 1."""
+
+    strips: Any
+    d: Any
+    by_strips: Any
+    by_d: Any
+
+
+class Strides(NamedTuple):
+    """Of channels, two leading and three pooled axes, in vectors; None along rows is 1."""
+
+    c: Any
+    lead: Any
+    outer: Any
+    d: Any
+    h: Any
+    w: Any
+
+
+class Sizes(NamedTuple):
+    """One number per pooled axis."""
+
+    d: Any
+    h: Any
+    w: Any
+
+
+class Bounds(NamedTuple):
+    """Where windows are counted, per pooled axis."""
+
+    lo_d: Any
+    hi_d: Any
+    lo_h: Any
+    hi_h: Any
+    lo_w: Any
+    hi_w: Any
+
+
+class Division(NamedTuple):
+    """One divisor of all windows, and its inverse."""
+
+    by: Any
+    inverse: Any
+
+
+class Memory(NamedTuple):
+    """Whether there are channels, how many leading axes, and whether addresses need 64 bits."""
+
+    CHANNELS: Any
+    LEADS: Any
+    INT64: Any
+
+
+class Window(NamedTuple):
+    """Taps, strides and first positions of regular windows."""
+
+    KD: Any
+    KH: Any
+    KW: Any
+    SD: Any
+    SH: Any
+    SW: Any
+    D: Any
+    H: Any
+    W: Any
+
+
+@triton.jit
+def program_number(MEMORY):
+    """The number of this program, in 64 bits if addresses need them."""
+    pid = tl.program_id(0)
+    if MEMORY.INT64:
+        pid = pid.to(tl.int64)
+    return pid
 
 
 @triton.jit
@@ -56,16 +128,16 @@ def divide(n, by, magic, INT64: tl.constexpr):
 
 
 @triton.jit
-def split(pid, n, m, m_n, m_m, INT64: tl.constexpr):
+def split(pid, n, m, by_n, by_m, INT64: tl.constexpr):
     """Split a program number into its position among n, its position among m, and the rest; None is 1."""
     if n is None:
         return 0, 0, pid
     elif m is None:
-        rest = divide(pid, n, m_n, INT64)
+        rest = divide(pid, n, by_n, INT64)
         return pid - rest * n, 0, rest
     else:
-        rest = divide(pid, n, m_n, INT64)
-        block = divide(rest, m, m_m, INT64)
+        rest = divide(pid, n, by_n, INT64)
+        block = divide(rest, m, by_m, INT64)
         return pid - rest * n, rest - block * m, block
 
 
@@ -100,62 +172,38 @@ def launch_dependents():
 
 
 @triton.jit
-def lanes_of(
-    block,
-    n_lanes,
-    n_c,
-    n_w,
-    n_1,
-    m_c,
-    m_w,
-    m_1,
-    LANES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    LEADS: tl.constexpr,
-    INT64: tl.constexpr,
-):
-    """Lanes of a program: whether each exists, and its coordinates (channel, last axis, two leading axes)."""
+def lanes_of(block, lanes, LANES: tl.constexpr, MEMORY):
+    """Lanes of a program: whether each exists, and its coordinates."""
     lane = block * LANES + tl.arange(0, LANES)
-    c, w, l1, l2 = coordinates_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, INT64)
-    return lane < n_lanes, c, w, l1, l2
+    c, w, l1, l2 = coordinates_of(lane, lanes, MEMORY)
+    return lane < lanes.n, c, w, l1, l2
 
 
 @triton.jit
-def coordinates_of(
-    lane,
-    n_c,
-    n_w,
-    n_1,
-    m_c,
-    m_w,
-    m_1,
-    CHANNELS: tl.constexpr,
-    LEADS: tl.constexpr,
-    INT64: tl.constexpr,
-):
+def coordinates_of(lane, lanes, MEMORY):
     """Coordinates of lanes: channel, last axis and two leading axes."""
     c = lane
-    if CHANNELS:
-        rest = divide(lane, n_c, m_c, INT64)
-        c = lane - rest * n_c
+    if MEMORY.CHANNELS:
+        rest = divide(lane, lanes.c, lanes.by_c, MEMORY.INT64)
+        c = lane - rest * lanes.c
         lane = rest
-    l1 = divide(lane, n_w, m_w, INT64)
-    w = lane - l1 * n_w
+    l1 = divide(lane, lanes.w, lanes.by_w, MEMORY.INT64)
+    w = lane - l1 * lanes.w
     l2 = lane
-    if LEADS > 1:
-        l2 = divide(l1, n_1, m_1, INT64)
-        l1 = l1 - l2 * n_1
+    if MEMORY.LEADS > 1:
+        l2 = divide(l1, lanes.lead, lanes.by_lead, MEMORY.INT64)
+        l1 = l1 - l2 * lanes.lead
     return c, w, l1, l2
 
 
 @triton.jit
-def base_of(c, l1, l2, s_c, s_1, s_2, CHANNELS: tl.constexpr, LEADS: tl.constexpr):
+def base_of(c, l1, l2, strides, MEMORY):
     """Address of the first element of each lane's plane."""
-    base = l1 * s_1
-    if CHANNELS:
-        base += c * s_c
-    if LEADS > 1:
-        base += l2 * s_2
+    base = l1 * strides.lead
+    if MEMORY.CHANNELS:
+        base += c * strides.c
+    if MEMORY.LEADS > 1:
+        base += l2 * strides.outer
     return base
 
 

@@ -6,6 +6,7 @@ instruction. Without offsets a zero may have either sign. Tuples are unrolled at
 """
 
 import os
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -18,6 +19,26 @@ MAX, MIN, SUM, SQUARES = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.c
 FAST_MAX = tl.constexpr(4)
 NO_OFFSET = tl.constexpr(2**30 - 1)  # the offset of no element
 NO_POLICY = tl.constexpr("")  # of eviction; Triton 3.6 does not accept a plain string as a default
+
+
+class Reduce(NamedTuple):
+    """What is computed from windows."""
+
+    OP: Any
+    KIND: Any  # of offsets: none, 8 or 32 bits, or indices
+    SCALED: Any  # whether results are multiplied by an array
+    DIVIDE: Any  # not, by one divisor, or by that of each window
+    IDENTITY: Any
+    COMPUTE: Any  # the type of sums and comparisons
+
+
+class Gather(NamedTuple):
+    """What is computed from the gradients of windows."""
+
+    HAS_INDEX: Any
+    SCALED: Any
+    DIVIDE: Any
+    COMPUTE: Any
 
 
 @triton.jit
@@ -37,30 +58,28 @@ def widen(v, COMPUTE: tl.constexpr):
 
 
 @triton.jit
-def load_or_identity(
-    pointer, ok, IDENTITY: tl.constexpr, COMPUTE: tl.constexpr, EVICT: tl.constexpr = NO_POLICY
-):
+def load_or_identity(pointer, ok, REDUCE, EVICT: tl.constexpr = NO_POLICY):
     """Elements, and the identity where masked; integers in the compute type."""
-    if COMPUTE.is_floating():
-        return tl.load(pointer, mask=ok, other=IDENTITY, eviction_policy=EVICT)
+    if REDUCE.COMPUTE.is_floating():
+        return tl.load(pointer, mask=ok, other=REDUCE.IDENTITY, eviction_policy=EVICT)
     else:
         # Triton 3.6 fills vectors of 8- and 16-bit integers wrongly if `other` is negative.
-        return tl.where(ok, widen(tl.load(pointer, mask=ok, other=0), COMPUTE), IDENTITY)
+        return tl.where(ok, widen(tl.load(pointer, mask=ok, other=0), REDUCE.COMPUTE), REDUCE.IDENTITY)
 
 
 @triton.jit
-def element(v, OP: tl.constexpr, COMPUTE: tl.constexpr):
+def element(v, REDUCE):
     """Elements as the reduction takes them."""
-    v = widen(v, COMPUTE)
-    if OP == SQUARES:
+    v = widen(v, REDUCE.COMPUTE)
+    if REDUCE.OP == SQUARES:
         v = v * v
     return v
 
 
 @triton.jit
-def root(mean, taps, OP: tl.constexpr):
+def root(mean, taps, REDUCE):
     """Turn a mean of squares into the norm of a full window; other reductions are unchanged."""
-    if OP == SQUARES:
+    if REDUCE.OP == SQUARES:
         mean = mean * taps.to(mean.dtype)
         if mean.dtype == tl.float32:
             mean = tl.sqrt_rn(mean)
@@ -80,20 +99,20 @@ def _smaller(a, b):
 
 
 @triton.jit
-def merge(a, a_offset, b, b_offset, OP: tl.constexpr, WITH_OFFSETS: tl.constexpr):
+def merge(a, a_offset, b, b_offset, REDUCE):
     """The better of an earlier `a` and a later `b` with its offset, or their sum."""
-    if OP == SUM or OP == SQUARES:
+    if REDUCE.OP == SUM or REDUCE.OP == SQUARES:
         return a + b, a_offset
-    elif OP == FAST_MAX:
+    elif REDUCE.OP == FAST_MAX:
         return _larger(a, b), a_offset
     else:
-        if OP == MIN:
+        if REDUCE.OP == MIN:
             wins = b < a
         else:
             wins = b > a
         if b.dtype.is_floating():
             wins = wins | (b != b)
-        if WITH_OFFSETS:
+        if REDUCE.KIND != 0:
             return tl.where(wins, b, a), tl.where(wins, b_offset, a_offset)
         else:
             return tl.where(wins, b, a), a_offset
@@ -159,23 +178,17 @@ def best_along(v, offset, AXIS: tl.constexpr, OP: tl.constexpr):
 
 @triton.jit
 def reduce_windows(
-    v,
-    c,
-    N: tl.constexpr,
-    FIRST: tl.constexpr,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    OP: tl.constexpr,
-    WITH_OFFSETS: tl.constexpr,
+    v, c, N: tl.constexpr, FIRST: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, REDUCE
 ):
     """N windows over the tuple `v` with the offsets `c`, starting at FIRST."""
+    SUMS: tl.constexpr = REDUCE.OP == SUM or REDUCE.OP == SQUARES
     values = ()
     offsets = ()
-    if STRIDE == 1 and KERNEL >= N and (N > 2 or (N == 2 and KERNEL > 2 and OP != SUM and OP != SQUARES)):
+    if STRIDE == 1 and KERNEL >= N and (N > 2 or (N == 2 and KERNEL > 2 and not SUMS)):
         # Reduce the part that all windows share once; each window adds its own left and right part.
         core, core_offset = v[FIRST + N - 1], c[FIRST + N - 1]
         for i in tl.static_range(N, KERNEL):
-            core, core_offset = merge(core, core_offset, v[FIRST + i], c[FIRST + i], OP, WITH_OFFSETS)
+            core, core_offset = merge(core, core_offset, v[FIRST + i], c[FIRST + i], REDUCE)
         lefts = ()
         left_offsets = ()
         rights = ()
@@ -187,44 +200,34 @@ def reduce_windows(
                 right_offsets + (c[FIRST + KERNEL + i],),
             )
         values, offsets = around_core(
-            lefts, left_offsets, core, core_offset, rights, right_offsets, N, OP, WITH_OFFSETS
+            lefts, left_offsets, core, core_offset, rights, right_offsets, N, REDUCE
         )
     elif STRIDE == 1 and KERNEL >= 4 and N > 2:
         # Windows shorter than their number share more when split in halves.
         HALF: tl.constexpr = N // 2
-        values, offsets = reduce_windows(v, c, HALF, FIRST, KERNEL, 1, OP, WITH_OFFSETS)
-        others, other_offsets = reduce_windows(v, c, N - HALF, FIRST + HALF, KERNEL, 1, OP, WITH_OFFSETS)
+        values, offsets = reduce_windows(v, c, HALF, FIRST, KERNEL, 1, REDUCE)
+        others, other_offsets = reduce_windows(v, c, N - HALF, FIRST + HALF, KERNEL, 1, REDUCE)
         values, offsets = values + others, offsets + other_offsets
     else:
         for q in tl.static_range(N):
             best, offset = v[FIRST + q * STRIDE], c[FIRST + q * STRIDE]
             for t in tl.static_range(1, KERNEL):
                 best, offset = merge(
-                    best, offset, v[FIRST + q * STRIDE + t], c[FIRST + q * STRIDE + t], OP, WITH_OFFSETS
+                    best, offset, v[FIRST + q * STRIDE + t], c[FIRST + q * STRIDE + t], REDUCE
                 )
             values, offsets = values + (best,), offsets + (offset,)
     return values, offsets
 
 
 @triton.jit
-def around_core(
-    left,
-    left_offsets,
-    core,
-    core_offset,
-    right,
-    right_offsets,
-    N: tl.constexpr,
-    OP: tl.constexpr,
-    WITH_OFFSETS: tl.constexpr,
-):
+def around_core(left, left_offsets, core, core_offset, right, right_offsets, N: tl.constexpr, REDUCE):
     """N windows of stride 1 around a shared core: window q adds left[q:] and right[:q]."""
     suffixes = ()
     suffix_offsets = ()
     for i in tl.static_range(N - 1):
         v, c = left[N - 2 - i], left_offsets[N - 2 - i]
         if i > 0:
-            v, c = merge(v, c, suffixes[0], suffix_offsets[0], OP, WITH_OFFSETS)
+            v, c = merge(v, c, suffixes[0], suffix_offsets[0], REDUCE)
         suffixes, suffix_offsets = (v,) + suffixes, (c,) + suffix_offsets
     values = ()
     offsets = ()
@@ -232,15 +235,13 @@ def around_core(
     for q in tl.static_range(N):
         best, offset = core, core_offset
         if q < N - 1:
-            best, offset = merge(suffixes[q], suffix_offsets[q], core, core_offset, OP, WITH_OFFSETS)
+            best, offset = merge(suffixes[q], suffix_offsets[q], core, core_offset, REDUCE)
         if q == 1:
             prefix, prefix_offset = right[0], right_offsets[0]
         if q > 1:
-            prefix, prefix_offset = merge(
-                prefix, prefix_offset, right[q - 1], right_offsets[q - 1], OP, WITH_OFFSETS
-            )
+            prefix, prefix_offset = merge(prefix, prefix_offset, right[q - 1], right_offsets[q - 1], REDUCE)
         if q > 0:
-            best, offset = merge(best, offset, prefix, prefix_offset, OP, WITH_OFFSETS)
+            best, offset = merge(best, offset, prefix, prefix_offset, REDUCE)
         values, offsets = values + (best,), offsets + (offset,)
     return values, offsets
 
@@ -326,6 +327,19 @@ def quotient_by_inverse(total, by, inverse):
 
 
 @triton.jit
+def divided(total, by, inverse, REDUCE):
+    """Sums divided as asked for; other reductions are unchanged."""
+    if REDUCE.DIVIDE == 1:
+        return quotient_by_inverse(total, by, inverse)
+    else:
+        if REDUCE.OP == SUM:
+            total = positive_zero(total)
+        if REDUCE.DIVIDE == 2:
+            total = quotient(total, by)
+        return total
+
+
+@triton.jit
 def quotient_of_channels(total, by):
     """`quotient` by the divisors of a column, which all channels share: their inverses are computed once."""
     if total.shape[1] > by.shape[1] and total.dtype == tl.float32:
@@ -335,3 +349,13 @@ def quotient_of_channels(total, by):
         )
     else:
         return quotient(total, by)
+
+
+@triton.jit
+def shared_gradient(g, by, inverse, GATHER):
+    """Gradients of outputs, divided by one divisor or by those of their windows, which channels share."""
+    if GATHER.DIVIDE == 1:
+        g = quotient_by_inverse(g, by, inverse)
+    if GATHER.DIVIDE == 2:
+        g = quotient_of_channels(g, by)
+    return g

@@ -1,16 +1,18 @@
 """Backward of max pooling with windows so large that most gradients are zero: zeros, then a scatter.
 
 If planes are contiguous and not too large, a program first writes the zeros of its own planes. Stays for
-adaptive max pooling of 61x53 to 6, 1.8 to 2 times as fast as `row_backward`.
+adaptive max pooling of 61x53 to 6, 1.8 to 2 times as fast as `window_backward`.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 from ndpool._triton.kernels.indexing import (
-    SIZES,
     base_of,
     coordinates_of,
+    program_number,
     table_row,
     wait_for_previous,
 )
@@ -18,31 +20,49 @@ from ndpool._triton.kernels.reducers import widen
 from ndpool._triton.kernels.window_backward import outputs_of_input, tap_in
 
 
+class Block(NamedTuple):
+    """LANES outputs at a time, ONCE if those are all; zeros by vectors of VEC, unless 0."""
+
+    OVERLAP_D: Any  # windows that contain an input
+    OVERLAP_H: Any
+    OVERLAP_W: Any
+    IRREGULAR: Any
+    DILATED: Any
+    VEC: Any
+    ONCE: Any
+    LANES: Any
+
+
+class Part(NamedTuple):
+    """Outputs and elements of a program, and elements of all."""
+
+    outs: Any
+    zeros: Any
+    total: Any
+
+
+class Axis(NamedTuple):
+    """Inputs, outputs and taps along an axis, and the numbers of `launch.input_table`."""
+
+    size: Any
+    out: Any
+    kernel: Any
+    step: Any
+    spacing: Any
+    fewer: Any
+
+
 @triton.jit
-def _position(tap, o, axis):
-    tables, numbers = axis
-    windows, _ = tables
-    _, _, _, step, _, _ = numbers
+def _position(tap, o, windows, axis):
     row = table_row(windows, o)
-    return tl.load(row) + (tap - tl.load(row + 2)) * step
+    return tl.load(row) + (tap - tl.load(row + 2)) * axis.step
 
 
 @triton.jit
-def _containing(i, axis):
-    """First output along an axis that contains each input, how many do, and its tap in the first."""
-    tables, _ = axis
-    _, inputs = tables
-    return outputs_of_input(i, inputs)
-
-
-@triton.jit
-def _nth(i, first, m, tap, ok, axis, IRREGULAR: tl.constexpr, DILATED: tl.constexpr):
+def _nth(i, first, m, tap, ok, windows, axis, BLOCK):
     """The m-th output along an axis, 0 where there is none, and the tap of the input there."""
-    tables, numbers = axis
-    windows, _ = tables
-    _, _, _, step, spacing, fewer = numbers
-    o = tl.where(ok, first + m * spacing, 0)
-    return o, tap_in(i, o, m, tap, windows, step, fewer, IRREGULAR, DILATED)
+    o = tl.where(ok, first + m * axis.spacing, 0)
+    return o, tap_in(i, o, m, tap, windows, axis, BLOCK)
 
 
 @triton.jit
@@ -51,73 +71,59 @@ def _gradient_of_input(
     pid,
     grad,
     offsets,
+    windows,
+    inputs,
+    part,
     lanes,
     x_strides,
     y_strides,
     axis_d,
     axis_h,
     axis_w,
-    OVERLAP_D: tl.constexpr,
-    OVERLAP_H: tl.constexpr,
-    OVERLAP_W: tl.constexpr,
-    IRREGULAR: tl.constexpr,
-    DILATED: tl.constexpr,
-    LANES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    LEADS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INT64: tl.constexpr,
+    BLOCK,
+    MEMORY,
+    GATHER,
 ):
-    """Inputs that LANES outputs took their values from, and the complete gradient of these inputs.
-
-    An axis is two tuples: tables of windows and inputs; size, outputs, taps, and the numbers of
-    `launch.input_table`.
-    """
-    lanes_each, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1 = lanes
-    x_c, x_1, x_2, x_d, x_h, x_w = x_strides
-    y_c, y_1, y_2, y_d, y_h, y_w = y_strides
-    _, numbers_d = axis_d
-    _, numbers_h = axis_h
-    _, numbers_w = axis_w
-    size_d, _, _, _, _, _ = numbers_d
-    size_h, out_h, kernel_h, _, _, _ = numbers_h
-    size_w, out_w, kernel_w, _, _, _ = numbers_w
-    lane = start + tl.arange(0, LANES)
-    live = lane < lanes_each
-    lane = pid * lanes_each + lane
-    live = live & (lane < n_lanes)
-    c, w, l1, l2 = coordinates_of(lane, n_c, n_w, n_1, m_c, m_w, m_1, CHANNELS, LEADS, INT64)
-    x_base = base_of(c, l1, l2, x_c, x_1, x_2, CHANNELS, LEADS)
-    y_base = base_of(c, l1, l2, y_c, y_1, y_2, CHANNELS, LEADS)
+    """Inputs that LANES outputs took their values from, and the complete gradient of these inputs."""
+    windows_d, windows_h, windows_w = windows
+    inputs_d, inputs_h, inputs_w = inputs
+    lane = start + tl.arange(0, BLOCK.LANES)
+    live = lane < part.outs
+    lane = pid * part.outs + lane
+    live = live & (lane < lanes.n)
+    c, w, l1, l2 = coordinates_of(lane, lanes, MEMORY)
+    x_base = base_of(c, l1, l2, x_strides, MEMORY)
+    y_base = base_of(c, l1, l2, y_strides, MEMORY)
     w = tl.where(live, w, 0)
-    ow = w % out_w
-    oh = w // out_w % out_h
-    od = w // out_w // out_h
-    offset = tl.load(offsets + y_base + od * y_d + oh * y_h + ow * y_w, mask=live, other=0).to(tl.int32)
-    i = _position(offset % kernel_w, ow, axis_w)
-    h = _position(offset // kernel_w % kernel_h, oh, axis_h)
-    d = _position(offset // kernel_w // kernel_h, od, axis_d)
+    ow = w % axis_w.out
+    oh = w // axis_w.out % axis_h.out
+    od = w // axis_w.out // axis_h.out
+    at = y_base + od * y_strides.d + oh * y_strides.h + ow * y_strides.w
+    offset = tl.load(offsets + at, mask=live, other=0).to(tl.int32)
+    i = _position(offset % axis_w.kernel, ow, windows_w, axis_w)
+    h = _position(offset // axis_w.kernel % axis_h.kernel, oh, windows_h, axis_h)
+    d = _position(offset // axis_w.kernel // axis_h.kernel, od, windows_d, axis_d)
     # The offset of a window without elements lies outside.
-    live = live & (i >= 0) & (i < size_w) & (h >= 0) & (h < size_h) & (d >= 0) & (d < size_d)
+    live = live & (i >= 0) & (i < axis_w.size) & (h >= 0) & (h < axis_h.size) & (d >= 0) & (d < axis_d.size)
     i = tl.where(live, i, 0)
     h = tl.where(live, h, 0)
     d = tl.where(live, d, 0)
-    first_d, count_d, tap_d = _containing(d, axis_d)
-    first_h, count_h, tap_h = _containing(h, axis_h)
-    first_w, count_w, tap_w = _containing(i, axis_w)
-    total = tl.zeros([LANES], COMPUTE)
-    for md in tl.static_range(OVERLAP_D):
-        for mh in tl.static_range(OVERLAP_H):
-            for mw in tl.static_range(OVERLAP_W):
+    first_d, count_d, tap_d = outputs_of_input(d, inputs_d)
+    first_h, count_h, tap_h = outputs_of_input(h, inputs_h)
+    first_w, count_w, tap_w = outputs_of_input(i, inputs_w)
+    total = tl.zeros([BLOCK.LANES], GATHER.COMPUTE)
+    for md in tl.static_range(BLOCK.OVERLAP_D):
+        for mh in tl.static_range(BLOCK.OVERLAP_H):
+            for mw in tl.static_range(BLOCK.OVERLAP_W):
                 ok = live & (md < count_d) & (mh < count_h) & (mw < count_w)
-                other_d, td = _nth(d, first_d, md, tap_d, ok, axis_d, IRREGULAR, DILATED)
-                other_h, th = _nth(h, first_h, mh, tap_h, ok, axis_h, IRREGULAR, DILATED)
-                other_w, tw = _nth(i, first_w, mw, tap_w, ok, axis_w, IRREGULAR, DILATED)
-                at = y_base + other_d * y_d + other_h * y_h + other_w * y_w
+                other_d, td = _nth(d, first_d, md, tap_d, ok, windows_d, axis_d, BLOCK)
+                other_h, th = _nth(h, first_h, mh, tap_h, ok, windows_h, axis_h, BLOCK)
+                other_w, tw = _nth(i, first_w, mw, tap_w, ok, windows_w, axis_w, BLOCK)
+                at = y_base + other_d * y_strides.d + other_h * y_strides.h + other_w * y_strides.w
                 tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
-                hit = ok & (tap == (td * kernel_h + th) * kernel_w + tw)
-                total += widen(tl.load(grad + at, mask=hit, other=0), COMPUTE)
-    return x_base + d * x_d + h * x_h + i * x_w, total, live
+                hit = ok & (tap == (td * axis_h.kernel + th) * axis_w.kernel + tw)
+                total += widen(tl.load(grad + at, mask=hit, other=0), GATHER.COMPUTE)
+    return x_base + d * x_strides.d + h * x_strides.h + i * x_strides.w, total, live
 
 
 @triton.jit
@@ -138,17 +144,7 @@ def _zeros(result, begin, end, VEC: tl.constexpr, LANES: tl.constexpr):
     tl.store(result + at, tl.zeros([2 * VEC], result.dtype.element_ty), mask=there)
 
 
-_NAMES = ("size", "out", "kernel", "step", "spacing", "fewer")
-_SIZES = [
-    *SIZES,
-    "lanes_each",
-    "zeros_each",
-    "zeros",
-    *(f"{name}_{axis}" for name in _NAMES for axis in "dhw"),
-]
-
-
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
 def scatter_backward_kernel(
     grad,
     offsets,
@@ -159,119 +155,37 @@ def scatter_backward_kernel(
     inputs_h,
     windows_w,
     inputs_w,
-    lanes_each,
-    zeros_each,
-    zeros,
-    n_lanes,
-    n_c,
-    n_w,
-    n_1,
-    m_c,
-    m_w,
-    m_1,
-    x_c,
-    x_1,
-    x_2,
-    x_d,
-    x_h,
-    x_w,
-    y_c,
-    y_1,
-    y_2,
-    y_d,
-    y_h,
-    y_w,
-    size_d,
-    out_d,
-    kernel_d,
-    step_d,
-    spacing_d,
-    fewer_d,
-    size_h,
-    out_h,
-    kernel_h,
-    step_h,
-    spacing_h,
-    fewer_h,
-    size_w,
-    out_w,
-    kernel_w,
-    step_w,
-    spacing_w,
-    fewer_w,
-    OVERLAP_D: tl.constexpr,
-    OVERLAP_H: tl.constexpr,
-    OVERLAP_W: tl.constexpr,
-    IRREGULAR: tl.constexpr,
-    DILATED: tl.constexpr,
-    VEC: tl.constexpr,
-    ONCE: tl.constexpr,
-    LANES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    LEADS: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INT64: tl.constexpr,
+    part,
+    lanes,
+    x_strides,
+    y_strides,
+    axis_d,
+    axis_h,
+    axis_w,
+    BLOCK,
+    MEMORY,
+    GATHER,
 ):
     """One output per lane: write the complete gradient of the input it took its value from into zeros.
 
     All outputs that took the same input write the same sum, so their order does not matter.
     """
-    pid = tl.program_id(0)
-    if INT64:
-        pid = pid.to(tl.int64)
+    pid = program_number(MEMORY)
     wait_for_previous()
-    lanes = (lanes_each, n_lanes, n_c, n_w, n_1, m_c, m_w, m_1)
-    x_strides = (x_c, x_1, x_2, x_d, x_h, x_w)
-    y_strides = (y_c, y_1, y_2, y_d, y_h, y_w)
-    axis_d = (
-        (windows_d, inputs_d),
-        (size_d, out_d, kernel_d, step_d, spacing_d, fewer_d),
-    )
-    axis_h = (
-        (windows_h, inputs_h),
-        (size_h, out_h, kernel_h, step_h, spacing_h, fewer_h),
-    )
-    axis_w = (
-        (windows_w, inputs_w),
-        (size_w, out_w, kernel_w, step_w, spacing_w, fewer_w),
-    )
-    given = (pid, grad, offsets, lanes, x_strides, y_strides, axis_d, axis_h, axis_w)
-    if ONCE:
+    windows = (windows_d, windows_h, windows_w)
+    inputs = (inputs_d, inputs_h, inputs_w)
+    given = (pid, grad, offsets, windows, inputs, part, lanes, x_strides, y_strides, axis_d, axis_h, axis_w)
+    if BLOCK.ONCE:
         # All loads come before the zeros, which would delay them.
-        to, total, live = _gradient_of_input(
-            0,
-            *given,
-            OVERLAP_D,
-            OVERLAP_H,
-            OVERLAP_W,
-            IRREGULAR,
-            DILATED,
-            LANES,
-            CHANNELS,
-            LEADS,
-            COMPUTE,
-            INT64,
-        )
-    if VEC > 0:
-        _zeros(result, pid * zeros_each, tl.minimum(pid * zeros_each + zeros_each, zeros), VEC, LANES)
+        to, total, live = _gradient_of_input(0, *given, BLOCK, MEMORY, GATHER)
+    if BLOCK.VEC > 0:
+        begin = pid * part.zeros
+        _zeros(result, begin, tl.minimum(begin + part.zeros, part.total), BLOCK.VEC, BLOCK.LANES)
         # No other program writes to these planes.
         tl.debug_barrier()
-    if ONCE:
+    if BLOCK.ONCE:
         tl.store(result + to, total.to(result.dtype.element_ty), mask=live)
     else:
-        for start in range(0, lanes_each, LANES):
-            to, total, live = _gradient_of_input(
-                start,
-                *given,
-                OVERLAP_D,
-                OVERLAP_H,
-                OVERLAP_W,
-                IRREGULAR,
-                DILATED,
-                LANES,
-                CHANNELS,
-                LEADS,
-                COMPUTE,
-                INT64,
-            )
+        for start in range(0, part.outs, BLOCK.LANES):
+            to, total, live = _gradient_of_input(start, *given, BLOCK, MEMORY, GATHER)
             tl.store(result + to, total.to(result.dtype.element_ty), mask=live)

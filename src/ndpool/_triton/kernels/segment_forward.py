@@ -2,14 +2,25 @@
 
 All sizes are run-time arguments. Segments are read by full vectors, wherever rows begin; elements before and
 after a segment are masked. A window belongs to one thread if its segments are short, else to several threads
-that read side by side. All axes have tables. Stays for adaptive averages of 4096x4096 to 3, 21 to 29 times as
+that read side by side. Whole planes are single segments; of few large planes each program takes a piece, and
+`channels_last_forward` merges the pieces. Stays for adaptive averages of 4096x4096 to 3, 21 to 29 times as
 fast as `window_forward`.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import INDEX64, divide, split, wait_for_previous
+from ndpool._triton.kernels.indexing import (
+    INDEX64,
+    base_of,
+    lanes_of,
+    program_number,
+    split,
+    table_row,
+    wait_for_previous,
+)
 from ndpool._triton.kernels.reducers import (
     MIN,
     NO_OFFSET,
@@ -17,262 +28,185 @@ from ndpool._triton.kernels.reducers import (
     best_along,
     best_of,
     better,
+    divided,
     load_or_identity,
-    positive_zero,
-    quotient,
-    quotient_by_inverse,
     widen,
 )
 
-_SIZES = ["n_windows", "n_1", "m_w", "m_1", "m_h", "m_d", "x_1", "x_2", "x_d", "x_h"]
-_SIZES += ["y_1", "y_2", "y_d", "y_h", "y_w", "size_h", "size_w", "out_d", "out_h", "out_w"]
-_SIZES += ["kernel_h", "kernel_w", "divisor", "inverse"]
+
+class Block(NamedTuple):
+    """WINDOWS windows of one row of outputs: WIDTH elements of a segment at a time, VECTORS times.
+
+    Loads are vectors of UNIT elements, ROWS rows at a time. Every segment covers the first FULL times WIDTH
+    elements entirely. Segments longer than VECTORS times WIDTH LOOP. With SINGLE, a window is one segment.
+    Offsets in PIECES of planes are counted from the plane's first element.
+    """
+
+    UNIT: Any
+    WIDTH: Any
+    VECTORS: Any
+    FULL: Any
+    ROWS: Any
+    LOOP: Any
+    WINDOWS: Any
+    SINGLE: Any
+    PIECES: Any
 
 
 @triton.jit
 def _part(
-    best,
-    offset,
-    d,
-    h,
-    column,
-    x,
-    base,
-    window,
-    live,
-    slot,
-    vector,
-    taps_h,
-    taps_w,
-    x_d,
-    x_h,
-    kernel_h,
-    kernel_w,
-    UNIT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VECTORS: tl.constexpr,
-    FULL: tl.constexpr,
-    ROWS: tl.constexpr,
-    OP: tl.constexpr,
-    WITH_OFFSETS: tl.constexpr,
-    NANS: tl.constexpr,
-    IDENTITY: tl.constexpr,
-    COMPUTE: tl.constexpr,
+    best, offset, d, h, column, x, base, live, taps, strides, kernel, BLOCK, NANS: tl.constexpr, REDUCE
 ):
     """`best` and `offset` after VECTORS times WIDTH elements of ROWS rows of the windows.
 
     A function of its own: Triton translates the body of a loop twice, that of three nested loops eight times.
     """
+    UNIT: tl.constexpr = BLOCK.UNIT
+    WIDTH: tl.constexpr = BLOCK.WIDTH
+    VECTORS: tl.constexpr = BLOCK.VECTORS
+    ROWS: tl.constexpr = BLOCK.ROWS
+    taps_h, taps_w = taps
+    slot = tl.arange(0, WIDTH)[None, :]
+    vector = slot // UNIT * UNIT
     found = ()
     befores = ()
     for r in tl.static_range(ROWS):
         row = h + r
-        if OP != SUM and ROWS > 1:
+        if REDUCE.OP != SUM and ROWS > 1:
             # The last row again changes nothing, and needs no mask.
             row = tl.minimum(row, taps_h - 1)
-        at = base + d * x_d + row * x_h
+        at = base + d * strides.d + row * strides.h
         before = (at & (UNIT - 1)).to(tl.int32)
         at = tl.multiple_of(at - before, UNIT)[:, None] + (column + slot)
         befores = befores + (before,)
         there = live
-        if OP == SUM and ROWS > 1:
-            there = live & (h + r + window * 0 < taps_h)
+        if REDUCE.OP == SUM and ROWS > 1:
+            there = live & (h + r + before * 0 < taps_h)
         for k in tl.static_range(VECTORS):
             ok = there[:, None]
-            if k >= FULL:
+            if k >= BLOCK.FULL:
                 ok = ok & (vector < (before + taps_w - (column + k * WIDTH))[:, None])
-            found = found + (load_or_identity(x + at + k * WIDTH, ok, IDENTITY, COMPUTE),)
+            found = found + (load_or_identity(x + at + k * WIDTH, ok, REDUCE),)
     for r in tl.static_range(ROWS):
         for k in tl.static_range(VECTORS):
-            v = widen(found[r * VECTORS + k], COMPUTE)
+            v = widen(found[r * VECTORS + k], REDUCE.COMPUTE)
             first = column + k * WIDTH - befores[r]  # the tap at slot 0
             if UNIT > 1 and k == 0:
-                v = tl.where(slot >= -first[:, None], v, IDENTITY)
-            if UNIT > 1 and k >= FULL:
-                v = tl.where(slot < (taps_w - first)[:, None], v, IDENTITY)
-            if WITH_OFFSETS:
+                v = tl.where(slot >= -first[:, None], v, REDUCE.IDENTITY)
+            if UNIT > 1 and k >= BLOCK.FULL:
+                v = tl.where(slot < (taps_w - first)[:, None], v, REDUCE.IDENTITY)
+            if REDUCE.KIND != 0:
                 row = tl.minimum(h + r, taps_h - 1)
-                number = ((d * kernel_h + row) * kernel_w + first)[:, None]
+                number = ((d * kernel.h + row) * kernel.w + first)[:, None]
                 if NANS:
                     wins = v != v
-                elif OP == MIN:
+                elif REDUCE.OP == MIN:
                     wins = v < best
                 else:
                     wins = v > best
                 offset = tl.where(wins, number + slot, offset)
-            best = better(best, v, OP)
+            best = better(best, v, REDUCE.OP)
     return best, offset
 
 
 @triton.jit
-def _reduce(
-    taps_d,
-    x,
-    base,
-    window,
-    live,
-    slot,
-    vector,
-    taps_h,
-    taps_w,
-    x_d,
-    x_h,
-    kernel_h,
-    kernel_w,
-    UNIT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VECTORS: tl.constexpr,
-    FULL: tl.constexpr,
-    ROWS: tl.constexpr,
-    LOOP: tl.constexpr,
-    WINDOWS: tl.constexpr,
-    OP: tl.constexpr,
-    WITH_OFFSETS: tl.constexpr,
-    NANS: tl.constexpr,
-    IDENTITY: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
+def _reduce(taps_d, x, base, live, taps, strides, kernel, BLOCK, NANS: tl.constexpr, REDUCE):
     """Best value and offset per slot, of NaNs any offset; with NANS the offset of the last NaN."""
-    best = tl.full([WINDOWS, WIDTH], IDENTITY, COMPUTE)
-    offset = tl.full([WINDOWS, WIDTH], NO_OFFSET, tl.int32)
-    given = (x, base, window, live, slot, vector, taps_h, taps_w, x_d, x_h, kernel_h, kernel_w)
-    for d in range(taps_d):
-        for h in range(0, taps_h, ROWS):
-            # Without a loop this is one iteration.
-            for column in range(0, kernel_w + (UNIT - 1) if LOOP else 1, VECTORS * WIDTH):
-                best, offset = _part(
-                    best,
-                    offset,
-                    d,
-                    h,
-                    column,
-                    *given,
-                    UNIT,
-                    WIDTH,
-                    VECTORS,
-                    FULL,
-                    ROWS,
-                    OP,
-                    WITH_OFFSETS,
-                    NANS,
-                    IDENTITY,
-                    COMPUTE,
-                )
+    best = tl.full([BLOCK.WINDOWS, BLOCK.WIDTH], REDUCE.IDENTITY, REDUCE.COMPUTE)
+    offset = tl.full([BLOCK.WINDOWS, BLOCK.WIDTH], NO_OFFSET, tl.int32)
+    given = (x, base, live, taps, strides, kernel)
+    STEP: tl.constexpr = BLOCK.VECTORS * BLOCK.WIDTH
+    taps_h, _ = taps
+    if BLOCK.SINGLE and not BLOCK.LOOP:
+        best, offset = _part(best, offset, 0, 0, 0, *given, BLOCK, NANS, REDUCE)
+    elif BLOCK.SINGLE:
+        for column in range(0, kernel.w + (BLOCK.UNIT - 1), STEP):
+            best, offset = _part(best, offset, 0, 0, column, *given, BLOCK, NANS, REDUCE)
+    else:
+        for d in range(taps_d):
+            for h in range(0, taps_h, BLOCK.ROWS):
+                # Without a loop this is one iteration.
+                for column in range(0, kernel.w + (BLOCK.UNIT - 1) if BLOCK.LOOP else 1, STEP):
+                    best, offset = _part(best, offset, d, h, column, *given, BLOCK, NANS, REDUCE)
     return best, offset
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
+def _window(table, o, size):
+    """First input and number of taps of a window; without a table it is the whole axis."""
+    if table is None:
+        return o * 0, o * 0 + size
+    else:
+        row = table_row(table, o)
+        return tl.load(row), tl.load(row + 1)
+
+
+@triton.jit
 def segment_forward_kernel(
     x,
     y,
     extra,
-    starts_d,
-    counts_d,
-    starts_h,
-    counts_h,
-    starts_w,
-    counts_w,
-    n_windows,
-    n_1,
-    m_w,
-    m_1,
-    m_h,
-    m_d,
-    x_1,
-    x_2,
-    x_d,
-    x_h,
-    y_1,
-    y_2,
-    y_d,
-    y_h,
-    y_w,
-    size_h,
-    size_w,
-    out_d,
-    out_h,
-    out_w,
-    kernel_h,
-    kernel_w,
-    divisor,
-    inverse,
-    UNIT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VECTORS: tl.constexpr,
-    FULL: tl.constexpr,
-    ROWS: tl.constexpr,
-    LOOP: tl.constexpr,
-    WINDOWS: tl.constexpr,
-    LEADS: tl.constexpr,
-    OP: tl.constexpr,
-    KIND: tl.constexpr,
-    DIVIDE: tl.constexpr,
-    IDENTITY: tl.constexpr,
-    COMPUTE: tl.constexpr,
-    INT64: tl.constexpr,
+    table_d,
+    table_h,
+    table_w,
+    lanes,
+    programs,
+    x_strides,
+    y_strides,
+    sizes,
+    kernel,
+    division,
+    BLOCK,
+    SLOW,
+    MEMORY,
+    REDUCE,
 ):
-    """WINDOWS windows of one row of outputs: WIDTH elements of a segment at a time, VECTORS times.
-
-    Loads are vectors of UNIT elements, ROWS rows at a time. Every segment covers the first FULL times WIDTH
-    elements entirely. Segments longer than VECTORS times WIDTH LOOP.
-    """
-    pid = tl.program_id(0)
-    if INT64:
-        pid = pid.to(tl.int64)
-    oh, od, block = split(pid, out_h, out_d, m_h, m_d, INT64)
-    window = block * WINDOWS + tl.arange(0, WINDOWS)
-    live = window < n_windows
-    window = tl.where(live, window, 0)
-    l1 = divide(window, out_w, m_w, INT64)
-    ow = window - l1 * out_w
-    l2 = l1 * 0
-    if LEADS > 1:
-        l2 = divide(l1, n_1, m_1, INT64)
-        l1 = l1 - l2 * n_1
-    first_d = tl.load(starts_d + od)
-    taps_d = tl.load(counts_d + od)
-    first_h = tl.load(starts_h + oh)
-    taps_h = tl.load(counts_h + oh)
-    first_w = tl.load(starts_w + ow)
-    taps_w = tl.load(counts_w + ow)
-    base = l1 * x_1 + l2 * x_2 + first_d * x_d + first_h * x_h + first_w
-    slot = tl.arange(0, WIDTH)[None, :]
-    vector = slot // UNIT * UNIT
+    """WINDOWS windows of one row of outputs; those with NaN again, as SLOW tells."""
+    pid = program_number(MEMORY)
+    oh, od, block = split(pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
+    live, c, ow, l1, l2 = lanes_of(block, lanes, BLOCK.WINDOWS, MEMORY)
+    ow = tl.where(live, ow, 0)
+    first_d, taps_d = _window(table_d, od, sizes.d)
+    first_h, taps_h = _window(table_h, oh, sizes.h)
+    first_w, taps_w = _window(table_w, ow, sizes.w)
+    base = base_of(c, l1, l2, x_strides, MEMORY)
+    base += first_d * x_strides.d + first_h * x_strides.h + first_w
+    base = tl.where(live, base, 0)
     wait_for_previous()
-    given = (taps_d, x, base, window, live, slot, vector, taps_h, taps_w, x_d, x_h, kernel_h, kernel_w)
-    best, offset = _reduce(
-        *given, UNIT, WIDTH, VECTORS, FULL, ROWS, LOOP, WINDOWS, OP, KIND != 0, False, IDENTITY, COMPUTE
-    )
-    if KIND != 0 and COMPUTE.is_floating():
+    given = (taps_d, x, base, live, (taps_h, taps_w), x_strides, kernel)
+    best, offset = _reduce(*given, BLOCK, False, REDUCE)
+    if REDUCE.KIND != 0 and REDUCE.COMPUTE.is_floating():
         if tl.max((best != best).to(tl.int32)) > 0:
             # Vector by vector: what is rare need not be fast, but compiles sooner.
-            _, last = _reduce(*given, UNIT, WIDTH, 1, 0, 1, True, WINDOWS, OP, True, True, IDENTITY, COMPUTE)
+            _, last = _reduce(*given, SLOW, True, REDUCE)
             offset = tl.where(best != best, last, offset)
-    to = l1 * y_1 + l2 * y_2 + od * y_d + oh * y_h + ow * y_w
-    if OP == SUM:
-        value = positive_zero(tl.sum(best, 1))
-        if DIVIDE == 1:
-            value = quotient_by_inverse(value, divisor, inverse)
-        if DIVIDE == 2:
-            value = quotient(value, taps_d * taps_h * taps_w)
-    elif KIND == 0:
-        value = best_of(best, 1, OP)
+    to = base_of(c, l1, l2, y_strides, MEMORY) + od * y_strides.d + oh * y_strides.h + ow * y_strides.w
+    if REDUCE.OP == SUM:
+        by = division.by
+        if REDUCE.DIVIDE == 2:
+            by = taps_d * taps_h * taps_w
+        value = divided(tl.sum(best, 1), by, division.inverse, REDUCE)
+    elif REDUCE.KIND == 0:
+        value = best_of(best, 1, REDUCE.OP)
     else:
-        value, offset = best_along(best, offset, 1, OP)
+        value, offset = best_along(best, offset, 1, REDUCE.OP)
         # If no element beats the identity, the first is taken.
         offset = tl.where(offset == NO_OFFSET, 0, offset)
-        if COMPUTE.is_floating():
+        if REDUCE.COMPUTE.is_floating():
             zero = live & (value == 0)
             if tl.max(zero.to(tl.int32)) > 0:
                 # A zero has the sign of the element at its offset.
-                row = offset // kernel_w
-                at = base + row // kernel_h * x_d + row % kernel_h * x_h + offset % kernel_w
-                value = tl.where(zero, widen(tl.load(x + at, mask=zero, other=0), COMPUTE), value)
-        if KIND == INDEX64:
+                row = offset // kernel.w
+                at = base + row // kernel.h * x_strides.d + row % kernel.h * x_strides.h + offset % kernel.w
+                value = tl.where(zero, widen(tl.load(x + at, mask=zero, other=0), REDUCE.COMPUTE), value)
+        if REDUCE.KIND == INDEX64:
             offset = offset.to(tl.int64)
-            d = first_d + offset // kernel_w // kernel_h
-            h = first_h + offset // kernel_w % kernel_h
-            tl.store(extra + to, (d * size_h + h) * size_w + first_w + offset % kernel_w, mask=live)
+            d = first_d + offset // kernel.w // kernel.h
+            h = first_h + offset // kernel.w % kernel.h
+            index = (d * sizes.h + h) * sizes.w + first_w + offset % kernel.w
+            tl.store(extra + to, index, mask=live)
         else:
+            if BLOCK.PIECES:
+                offset += first_w
             tl.store(extra + to, offset.to(extra.dtype.element_ty), mask=live)
     tl.store(y + to, value.to(y.dtype.element_ty), mask=live)
