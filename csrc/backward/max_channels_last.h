@@ -1,7 +1,7 @@
 // The backward of max and min where the elements of a leading axis are neighbours (channels last): every input
 // position is a row of channels of its own, gathered from the positions of outputs whose windows contain it, rising.
 // For small windows and many channels: the gradients of ResNet's 3 x 3 pooling at (8, 64, 112, 112), channels-last, take
-// 2.8 times as long by scattering.
+// 1.3 times as long by scattering.
 #pragma once
 
 #include "backward/bands.h"
@@ -10,10 +10,11 @@ namespace ndpool {
 namespace {
 
 // Gradients are stored as S and added up in V.
-template <class V, class S, class Offset> class MaxBackwardChannelsLast {
+template <class V, class S> class MaxBackwardChannelsLast {
   static constexpr int N = wide<V>;
   using C = UnsignedLike<V>;
-  static constexpr int64_t most_listed = 64;
+  using Offset = std::uint8_t;
+  static constexpr int64_t most_listed = 64, least_lanes = 96;
 
   struct Listed {
     const S* grad;
@@ -31,9 +32,10 @@ public:
   static bool serves(const Problem& p) {
     const int a = p.n_axes - 1;
     const int64_t item = sizeof(S);
-    return p.lanes >= N && pays(p) && stored_as<S>(p.x_type) && p.x_type == p.y_type && p.x.lane == item &&
-           p.y.lane == item && p.extra_array.lane == sizeof(Offset) && p.axes[a].table_stride == 0 &&
-           p.axes[a].step == 1 && most_slabs(p) <= max_slabs &&
+    return p.extra == Extra::offset8 && p.lanes >= least_lanes && pays(p) && stored_as<S>(p.x_type) &&
+           p.x_type == p.y_type && p.x.lane == item && p.y.lane == item &&
+           p.extra_array.lane == sizeof(Offset) && p.axes[a].table_stride == 0 && p.axes[a].step == 1 &&
+           most_slabs(p) <= max_slabs &&
            most_slabs(p) * (a ? most_covers(p.axes[a - 1], p.planes) : 1) *
                    most_covers(p.axes[a], p.planes) <=
                most_listed;
@@ -43,15 +45,11 @@ public:
   // input position, measured.
   static bool pays(const Problem& p) {
     double outputs = 1, taps = 1;
-    bool shared = false;
     for (int a = 0; a < p.n_axes; ++a) {
       outputs *= double(p.axes[a].out) / double(p.axes[a].size);
       taps *= double(p.axes[a].kernel);
-      shared |= most_covers(p.axes[a], p.planes) > 1;
     }
-    // Halves that several windows share are converted on the way; windows of three axes reach several boxes.
-    const double addition = (std::is_same_v<V, S> || !shared) && p.n_axes < 3 ? 5 : 10;
-    return 12 + outputs * taps * (6 + 2.5 * double(p.lanes) / N) < addition * outputs * double(p.lanes);
+    return 12 + outputs * taps * (6 + 2.5 * double(p.lanes) / N) < 4 * outputs * double(p.lanes);
   }
 
   static void prepare(Problem& p) {
@@ -116,14 +114,6 @@ private:
     }
   }
 
-  // N offsets, as wide as V.
-  static Vec<C, N> codes(const Offset* p) {
-    if constexpr (sizeof(Offset) == 1)
-      return widened<C, N>(p);
-    else
-      return converted<Vec<C, N>>(reinterpret_cast<Vec<std::uint32_t, N>>(read<Offset, N>(p)));
-  }
-
   template <int Count> static void gather(const Listed* list, int n, S* to, int64_t lanes) {
     if (Count) n = Count;
     const auto block = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
@@ -131,7 +121,7 @@ private:
       Vec<V, N> sums[U] = {};
       for (int e = 0; e < n; ++e)
         for (int u = 0; u < U; ++u)
-          sums[u] += codes(list[e].offset + c + u * N) == list[e].code
+          sums[u] += widened<C, N>(list[e].offset + c + u * N) == list[e].code
                          ? read_as<V, N>(list[e].grad + c + u * N)
                          : Vec<V, N>{};
       for (int u = 0; u < U; ++u) write_as<N, false, S, V>(to + c + u * N, sums[u]);

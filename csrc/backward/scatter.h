@@ -19,7 +19,7 @@ template <class V> class Scatter {
   static constexpr Place nowhere = 1 << 30;
   static constexpr int64_t far = 256 * 1024,
                            least_box = 8 * 1024;  // bytes of a box: in L2, to share among threads
-  static constexpr int64_t few_units = 8, most_columns = 1 << 12, most_rows = 1 << 12;
+  static constexpr int64_t few_units = 8, most_columns = 1 << 11, most_rows = 1 << 12;
   static constexpr int64_t largest_table = 1 << 12;  // taps
 
 public:

@@ -11,14 +11,13 @@
 namespace ndpool {
 namespace {
 
-template <class V, class Offset> Kernel max_backward(const Problem& p) {
+template <class V> Kernel max_backward(const Problem& p) {
   if constexpr (specialised) {
-    Kernel found = first_serving<MaxBackwardChannelsLast<V, V, Offset>>(p);
+    Kernel found = first_serving<MaxBackwardRows<V, V>, MaxBackwardChannelsLast<V, V>>(p);
     if constexpr (std::is_same_v<V, float>)
       if (!found.run)
-        found =
-            first_serving<MaxBackwardChannelsLast<V, bf16, Offset>, MaxBackwardChannelsLast<V, f16, Offset>>(
-                p);
+        found = first_serving<MaxBackwardRows<V, bf16>, MaxBackwardChannelsLast<V, bf16>,
+                              MaxBackwardChannelsLast<V, f16>>(p);
     if (found.run) return found;
   }
   return kernel_of<Scatter<V>>();
@@ -39,13 +38,7 @@ inline bool short_sums(const Problem& p) {
 
 // The engine for a problem whose gradients add up in V.
 template <class V> Kernel backward_kernel(const Problem& p) {
-  if constexpr (specialised) {
-    if (MaxBackwardRows<V, V>::serves(p)) return kernel_of<MaxBackwardRows<V, V>>();
-    if constexpr (std::is_same_v<V, float>)
-      if (MaxBackwardRows<V, bf16>::serves(p)) return kernel_of<MaxBackwardRows<V, bf16>>();
-  }
-  if (p.extra == Extra::offset8) return max_backward<V, std::uint8_t>(p);
-  if (p.extra == Extra::offset32) return max_backward<V, std::int32_t>(p);
+  if (p.extra != Extra::none) return max_backward<V>(p);
   return Fill<V>::serves(p) ? kernel_of<Fill<V>>() : kernel_of<SumBackward<V>>();
 }
 

@@ -43,9 +43,24 @@ template <class R, class S, bool coded> Kernel direct_engine(const Problem& p) {
   return first_serving<DirectRows<R, S, coded>, Blocks<R, S, coded>>(p);
 }
 
+// Long rows of a single axis that are folded as fast where they lie, without being laid out first.
+template <class R> bool long_signal(const Problem& p) {
+  constexpr int64_t long_row = 1024;
+  const Axis& last = p.axes[0];
+  return p.n_axes == 1 && p.lanes == 1 && last.out >= long_row && (R::picks || last.kernel <= 3);
+}
+
+// Short integers side by side, a single axis of stride 1: a vector has so many that rows are folded fastest one after the
+// other.
+template <class V> bool short_integers(const Problem& p) {
+  const Axis& last = p.axes[0];
+  return std::is_integral_v<V> && p.n_axes == 1 && p.lanes > 1 && last.regular() && last.stride == 1 &&
+         (sizeof(V) == 1 || (sizeof(V) == 2 && last.kernel <= 8));
+}
+
 // Single rows of two or three taps are read directly where there is an engine for it, twice as fast.
 template <class R, class S, bool coded> bool slides(const Problem& p) {
-  if (!Sliding<R, coded>::serves(p) || taps_of(p) < 2) return false;
+  if (!Sliding<R, coded>::serves(p) || taps_of(p) < 2 || (!coded && long_signal<R>(p))) return false;
   if constexpr (common<S>)
     if (stored_as<S>(p.x_type) && p.n_axes == 1 && p.lanes == 1 && DirectRows<R, S, coded>::serves(p))
       return false;
@@ -61,6 +76,7 @@ template <class V> Kernel pick(const Problem& p) {
     if (plain)
       if (const Kernel found = NDPOOL_NAME(stride1_, NDPOOL_ISA)(p); found.run) return found;
   if (p.extra == Extra::none) {
+    if (short_integers<V>(p)) return kernel_of<Rows<R, false>>();
     if (plain ? slides<R, V, false>(p) : slides<R, void, false>(p)) return kernel_of<Sliding<R, false>>();
     if constexpr (special) {
       if (plain)

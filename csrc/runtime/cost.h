@@ -13,7 +13,7 @@ namespace ndpool {
 // Work of fewer bytes and visits stays on one thread: waking another costs more than its help, but less where it is
 // borrowed. Tests lower it.
 inline std::atomic<int64_t> serial_bytes{1 << 20};
-constexpr double borrowed = 0.25;  // of that
+constexpr double borrowed = 0.125;  // of that
 
 struct Cost {
   double bytes = 0;  // read and written, with separable windows
