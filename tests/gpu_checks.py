@@ -181,8 +181,10 @@ CASES = [
     ("adaptive_avg_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 34, 40), (2,)),
     ("adaptive_max_pool2d", (1, 2, 35, 41), (2,)),
-    # Segments of contiguous rows.
+    # Segments of contiguous rows; several rows of outputs from one row of inputs.
     ("adaptive_max_pool2d", (1, 4, 11, 27), (3,)),
+    ("adaptive_max_pool2d", (2, 2, 1, 7), ((3, 2),)),
+    ("adaptive_avg_pool3d", (2, 2, 1, 1, 9), ((2, 3, 2),)),
     ("adaptive_avg_pool3d", (1, 4, 3, 7, 13), (2,)),
     # Regions of inputs that are contained in the same windows, in planes that are not aligned.
     ("adaptive_avg_pool2d", (3, 1, 25, 27), (4,)),

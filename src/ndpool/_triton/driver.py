@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from struct import pack
 from typing import Any
 
 import triton
@@ -18,18 +19,9 @@ import triton
 # metadata have the sizes of that memory, and whose driver loads a binary as `_loaded` expects.
 _KNOWN = ((3, 6), (3, 9))
 _SERIALIZATION = 6  # the attribute that allows programmatic dependent launch
-_TYPES: dict[str, Any] = {
-    "i8": ctypes.c_int8,
-    "i16": ctypes.c_int16,
-    "i32": ctypes.c_int32,
-    "i64": ctypes.c_int64,
-    "u8": ctypes.c_uint8,
-    "u16": ctypes.c_uint16,
-    "u32": ctypes.c_uint32,
-    "u64": ctypes.c_uint64,
-    "fp32": ctypes.c_float,
-    "fp64": ctypes.c_double,
-}
+_CODES = {"i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q"}
+_CODES |= {"fp32": "f", "fp64": "d"}  # of `struct`, whose alignment is that of kernels
+_BUFFER, _SIZE, _END = 1, 2, 0  # what tells the driver that all arguments are in one buffer
 _SCRATCH = 2  # addresses; null for kernels that need no such memory
 _INVALID_CONTEXT = 201
 
@@ -91,19 +83,22 @@ def starter(
     scratch = about.global_scratch_size or about.profile_scratch_size
     if about.num_ctas != 1 or about.launch_cooperative_grid or scratch:
         return None
-    fixed: list[Any] = []
+    codes, fixed = "Q" * n_arrays, [0] * n_arrays
     for kind, value in zip(kinds[n_arrays:], _flat(tuple(values)), strict=True):
         pointer = isinstance(kind, str) and kind.startswith("*")
-        if not pointer and kind not in _TYPES and kind != "constexpr":
+        if not pointer and kind not in _CODES and kind != "constexpr":
             return None
         if kind != "constexpr":
-            fixed.append((ctypes.c_uint64 if pointer else _TYPES[kind])(value))
+            codes += "Q" if pointer else _CODES[kind]
+            fixed.append(value)
+    packed = pack(codes + "Q" * _SCRATCH, *fixed, *[0] * _SCRATCH)
     kernel = _loaded(made, triton.runtime.driver.active.get_current_device())
     if kernel is None:
         return None
     context = ctypes.c_void_p()
     library.cuCtxGetCurrent(ctypes.byref(context))
-    fixed += [ctypes.c_uint64(0)] * _SCRATCH
+    size = ctypes.c_size_t(len(packed))
+    padded = packed + bytes(-len(packed) % 8)
     attributes = (_Attribute * 1)()
     attributes[0].id, attributes[0].value[0] = _SERIALIZATION, 1
     block = (32 * about.num_warps, 1, 1)
@@ -113,14 +108,13 @@ def starter(
     take, give = free.pop, free.append
 
     def new() -> tuple[Any, ...]:
-        arrays = (ctypes.c_uint64 * n_arrays)()
-        first = ctypes.addressof(arrays)
-        addresses = [*range(first, first + 8 * n_arrays, 8), *map(ctypes.addressof, fixed)]
+        words = (ctypes.c_uint64 * (len(padded) // 8)).from_buffer_copy(padded)
         config = _Config(
             grid, block, about.shared, None, ctypes.addressof(attributes), int(bool(about.launch_pdl))
         )
-        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-        return arrays, config, ctypes.addressof(config), ctypes.addressof(pointers), pointers
+        given = (_BUFFER, ctypes.addressof(words), _SIZE, ctypes.addressof(size), _END)
+        pointers = (ctypes.c_void_p * len(given))(*given)
+        return words, config, ctypes.addressof(config), ctypes.addressof(pointers), pointers
 
     def start(stream: int, x: int, y: int, extra: int, *more: int) -> None:
         # Each call has its own memory for what changes: several threads may start the same kernel.
@@ -128,15 +122,15 @@ def starter(
             memory = take()
         except IndexError:
             memory = new()
-        arrays, config, reference, addresses, _ = memory
-        arrays[0], arrays[1], arrays[2] = x, y, extra
+        words, config, reference, arguments, _ = memory
+        words[0], words[1], words[2] = x, y, extra
         if more:
-            arrays[3:] = more
+            words[3:n_arrays] = more
         config.stream = stream
-        error = launch(reference, kernel, addresses, None)
+        error = launch(reference, kernel, None, arguments)
         if error == _INVALID_CONTEXT:  # a thread has none before its first call of the CUDA runtime
             library.cuCtxSetCurrent(context)
-            error = launch(reference, kernel, addresses, None)
+            error = launch(reference, kernel, None, arguments)
         give(memory)
         if error:
             raise RuntimeError(f"ndpool: the CUDA driver could not start a kernel: {_text(library, error)}")

@@ -108,7 +108,7 @@ def segments(
     arguments = (
         *(None if whole and a.out == 1 else window_table(a, device) for a in axes),
         lanes_of(n_windows, 1, last.out, layout),
-        programs_of(*optional(not single, h.out, d.out)),
+        programs_of(*optional(not single or d.out * h.out > 1, h.out, d.out)),
         strides_of(layout.input_strides, layout, rows=True),
         strides_of(layout.output_strides, layout),
         Sizes(*(a.size for a in axes)),

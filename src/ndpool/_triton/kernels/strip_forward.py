@@ -224,7 +224,7 @@ def _row(height, number, x, plane, w, strides, sizes, inside, kernel_w, WINDOW, 
     if REDUCE.KIND != 0:
         taps = ()
         for q in tl.static_range(BLOCK.OUTS):
-            taps = taps + (offsets[q] + number * WINDOW.KW,)
+            taps = taps + ((offsets[q] + number * WINDOW.KW).to(tl.int32),)
         offsets = taps
     else:
         offsets = v
