@@ -137,13 +137,6 @@ public:
     return n;
   }
 
-  // Elements of a plane of the input.
-  double inputs() const {
-    double n = 1;
-    for (const Axis& a : axes_) n *= double(a.size);
-    return n;
-  }
-
   // Elements of a whole window, padding and all; -1 when they cannot be counted.
   int64_t window() const {
     int64_t n = 1;
@@ -449,11 +442,11 @@ struct Work {
   }
 };
 
-int64_t fewest_lanes(const Plan& plan, const Buffer& array, const std::vector<int>& axes) {
+int64_t fewest_lanes(const Plan& plan, Extra extra, const Buffer& array, const std::vector<int>& axes) {
   int64_t planes = 1;
   for (int a = 0; a < array.ndim(); ++a)
     if (std::find(axes.begin(), axes.end(), a) == axes.end()) planes *= array.shape(a);
-  return ndpool::fewest_lanes(false, planes, plan.inputs(), plan.axes().back().size);
+  return ndpool::fewest_lanes(false, extra, planes, plan.axes().data(), int(plan.axes().size()));
 }
 
 Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const std::vector<int>& axes,
@@ -474,7 +467,7 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = size_of(p.x_type);
-  const int64_t fewest = fewest_lanes(plan, x, axes);
+  const int64_t fewest = fewest_lanes(plan, p.extra, x, axes);
   if (extra)
     lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item,
             fewest);

@@ -259,10 +259,8 @@ void lay_out(Work& work, const std::vector<Member>& members, const Member& lane_
   for (const Member& m : members) m.array->data = m.dense->data;
   const bool rows_packed = lane_of.array->pooled[p.n_axes - 1] == lane_of.dense->item;
   int64_t planes = 1;
-  double inputs = 1;
   for (int a = 0; a < first.ndim; ++a) planes *= is_pooled[a] ? 1 : first.shape[a];
-  for (int a = 0; a < p.n_axes; ++a) inputs *= double(p.axes[a].size);
-  const int64_t fewest = fewest_lanes(work.backward, planes, inputs, p.axes[p.n_axes - 1].size);
+  const int64_t fewest = fewest_lanes(work.backward, p.extra, planes, p.axes, p.n_axes);
   for (int a = 0; a < first.ndim; ++a) {
     if (is_pooled[a]) continue;
     const int64_t extent = first.shape[a];

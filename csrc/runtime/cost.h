@@ -40,14 +40,22 @@ struct Cost {
   }
 };
 
-// The fewest neighbours along a leading axis that are lanes, for `planes` planes of `inputs` elements in rows of `row`. Few
-// channels, as of images, are lanes where rows are long or planes few; forward, many planes of short rows are pooled side
-// by side. Backward, any channels are lanes, which are faster even then.
-inline int64_t fewest_lanes(bool backward, int64_t planes, double inputs, int64_t row) {
-  constexpr int64_t few_planes = 8, many = 8;  // half a vector of floats
+// The fewest neighbours along a leading axis that are lanes, for `planes` planes. Few channels, as of images, are lanes where
+// windows share no inputs and have no places, rows are long or planes few; forward, many planes of short rows are pooled side by side.
+// Backward, any channels are lanes, which are faster even then.
+inline int64_t fewest_lanes(bool backward, Extra extra, int64_t planes, const Axis* axes, int n_axes) {
+  constexpr int64_t few_planes = 8, many_planes = 64, many = 8;  // half a vector of floats
   constexpr double large_plane = 1 << 12;
   if (backward || planes < few_planes) return 2;
-  return std::clamp<int64_t>((inputs > large_plane ? 32 : 64) / std::max<int64_t>(1, row), 2, many);
+  double inputs = 1;
+  bool overlap = false;
+  for (int a = 0; a < n_axes; ++a) {
+    inputs *= double(axes[a].size);
+    overlap |= axes[a].regular() && axes[a].stride < axes[a].kernel;
+  }
+  const int64_t fewest =
+      std::clamp<int64_t>((inputs > large_plane ? 32 : 64) / axes[n_axes - 1].size, 2, many);
+  return overlap || extra != Extra::none ? fewest : std::min<int64_t>(fewest, planes < many_planes ? 2 : 3);
 }
 
 }  // namespace ndpool
