@@ -59,10 +59,10 @@ FORWARD = {
     "norms": (SETS, lambda: (ndpool.lp_pool2d, image(2, 3, 64, 96), 2.0, 3, 2)),
 }
 BACKWARD = {
-    "max_backward": (OWN, lambda x: backward("max", windows((24, 40), 3, 2, 1), x)),
+    "max_backward": (OWN, lambda x: backward("max", windows((24, 40), 2), x)),
     "max_backward_channels_last": (
         OWN,
-        lambda x: backward("max", windows((24, 40), 2, 1), moved(x, 1, -1)),
+        lambda x: backward("max", windows((24, 40), 2, 1), moved(np.repeat(x, 8, axis=1), 1, -1)),
     ),
     "max_backward_scatter": (SETS, lambda x: backward("max", adaptive("f", (24, 40), (5, 7)), x)),
     "sum_backward": (SETS, lambda x: backward("avg", windows((24, 40), 3, 2, 1), x)),
@@ -170,7 +170,7 @@ def test_nested_explanations():
 def test_tensors_and_their_gradients():
     torch = pytest.importorskip("torch")
     x = torch.rand(2, 16, 24, 40, requires_grad=True)
-    found = ndpool.explain(ndpool.max_pool2d, x, 3, 2, 1)
+    found = ndpool.explain(ndpool.max_pool2d, x, 2)
     assert [step.direction for step in found.steps] == ["forward", "backward"]
     assert found.backward.engine == "max_backward"
     assert ndpool.explain(ndpool.max_pool2d, x.detach(), 3, 2, 1).backward is None
