@@ -471,6 +471,30 @@ def test_indices_do_not_change_the_gradient():
     assert torch.equal(*grads)
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels-last"])
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "dilation"),
+    [
+        ((1, 130, 35, 71), (3, 48), (2, 1), (2, 1)),  # wide rows of many channels
+        ((2, 3, 90, 90), (17, 17), (1, 1), (1, 1)),  # more taps than a byte counts
+        ((1, 2, 150, 140), (70, 66), (3, 3), (1, 1)),  # more than a table
+        ((1, 1, 1, 3000), (1, 5), (1, 2), (1, 3)),
+        ((40, 16, 9, 8), (3, 3), (2, 2), (1, 1)),  # many small planes
+    ],
+)
+def test_gradients_add_up_in_the_order_of_pytorch(shape, kernel, stride, dilation, last):
+    """Windows of max pooling that share inputs: every layout gives the bits of PyTorch."""
+    x = torch.randint(0, 9, shape, generator=torch.Generator().manual_seed(1)).float()
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    x.requires_grad_()
+    args = (kernel, stride, tuple(min(1, k // 2) for k in kernel), dilation)
+    wanted = F.max_pool2d(x, *args)
+    grad = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(2))
+    (expected,) = torch.autograd.grad(wanted, x, grad)
+    assert torch.equal(torch.autograd.grad(ndpool.max_pool2d(x, *args), x, grad)[0], expected)
+
+
 @pytest.mark.parametrize("taps", [127, 128, 255, 256, 257, 300])
 def test_wide_windows(taps):
     """pytorch#131659: offsets around the limits of a byte give PyTorch's gradients."""

@@ -105,7 +105,7 @@ private:
       : p_(p), boxes_(p), last_(p.n_axes - 1), load_(loader<V>(p.x_type, false)),
         store_(storer<V>(p.y_type, false)), item_(size_of(p.x_type)) {
     double taps = 1, outputs = double(p.planes) * double(p.lanes);
-    int64_t rows = 1, columns = 1, pitch = p.lanes, reach = 0;
+    int64_t rows = 1, columns = 1, row = 1, pitch = p.lanes, reach = 0;
     for (int a = last_; a >= 0; --a) {
       axes_[a] = p.axes[a];
       tables_ |= axes_[a].table_stride != 0;
@@ -113,12 +113,13 @@ private:
       outputs *= double(axes_[a].out);
       if (a < last_) rows = least(most_rows, rows * most(1, axes_[a].out));
       columns = least(most_columns, columns * most(1, axes_[a].out));
+      if (a == last_) row = most_outputs(axes_[a], boxes_.split == a ? boxes_.tile : axes_[a].size);
       pitch_[a] = pitch;
       pitch *= axes_[a].size;
       reach += (axes_[a].kernel - 1) * axes_[a].step * pitch_[a];
     }
     rows_room_ = rows;
-    room_ = most(1, least(most_columns / p.lanes, columns)) * p.lanes;
+    room_ = most(row, least(most_columns / p.lanes, columns)) * p.lanes;
     // A table of all taps, if they are so few that it is faster than divisions.
     if (taps <= double(largest_table) && taps <= 256 + outputs && reach < nowhere / 2) codes_ = int64_t(taps);
     rows_ = scratch.take<OutputRow>(rows_room_);
@@ -128,6 +129,11 @@ private:
     grads_ = scratch.take<V>(room_);
     offsets_ = scratch.take<std::uint32_t>(room_);
     sums_ = scratch.take<V>(boxes_.direct ? 0 : boxes_.elements);
+  }
+
+  // The most outputs along an axis that reach n inputs.
+  static int64_t most_outputs(const Axis& a, int64_t n) {
+    return most(1, a.regular() ? least(a.out, (n + span_of(a)) / a.stride + 2) : a.out);
   }
 
   // How far each tap of a window stands from its first one.
@@ -182,7 +188,7 @@ private:
       const int64_t n = outs_[a].hi - outs_[a].lo, n_before = before[a].hi - before[a].lo;
       same &= axis_of_planes(axes_[a]) ? n <= n_before : outs_[a].lo == before[a].lo && n == n_before;
     }
-    if (!same) first_column_ = -1;
+    filled_ &= same;
   }
 
   // Each of its elements has a window of its own.
@@ -240,17 +246,18 @@ private:
     }
   }
 
-  // Where the first taps of `count` columns from `first` on stand in their rows, seen from the first one's; nowhere if a
-  // window is empty. Returns where that one stands.
-  int64_t fill_columns(int64_t first, int64_t count) {
-    int64_t o[max_axes], begin = begin_of(axes_[last_], outs_[last_].lo + first) * pitch_[last_];
-    for (int a = merged_; a < last_; ++a) begin += begin_of(axes_[a], outs_[a].lo) * pitch_[a];
-    if (first == first_column_) return begin;
-    first_column_ = first;
-    for (int a = merged_; a <= last_; ++a) o[a] = outs_[a].lo;
-    o[last_] += first;
-    for (int64_t n = 0, length; n < count; n += length) {
-      length = least(count - n, outs_[last_].hi - o[last_]);
+  // Where the first taps of all columns stand in their rows, seen from the first one's; nowhere if a window is empty.
+  // Returns where that one stands.
+  int64_t fill_columns() {
+    int64_t o[max_axes], begin = 0;
+    for (int a = merged_; a <= last_; ++a) {
+      o[a] = outs_[a].lo;
+      begin += begin_of(axes_[a], o[a]) * pitch_[a];
+    }
+    if (filled_) return begin;
+    filled_ = true;
+    const int64_t length = outs_[last_].hi - outs_[last_].lo;
+    for (int64_t n = 0; n < n_columns_; n += length) {
       int64_t at = -begin;
       bool none = false;
       for (int a = merged_; a < last_; ++a) {
@@ -258,7 +265,6 @@ private:
         none |= empty(axes_[a], o[a]);
       }
       fill_columns(o[last_], length, at, none, columns_ + n * p_.lanes);
-      o[last_] = outs_[last_].lo;
       for (int a = last_ - 1; a >= merged_; --a) {
         if (++o[a] < outs_[a].hi) break;
         o[a] = outs_[a].lo;
@@ -311,18 +317,16 @@ private:
 
   template <Use use, class Offset> void each_row(int64_t plane, V* sums, char* y) {
     char *const grads = plane_of(p_, p_.x, plane), *const offsets = plane_of(p_, p_.extra_array, plane);
-    const int64_t step = room_ / p_.lanes;
-    for (int64_t r = 0; r < n_rows_; r += rows_room_)
-      for (int64_t c = 0; c < n_columns_; c += step) {
-        fill_rows(r);
-        const int64_t count = least(step, n_columns_ - c), at = fill_columns(c, count);
-        for (int64_t k = 0; k < kept_rows_; ++k) {
-          find(without_gaps(offsets + rows_[k].offset + c * p_.extra_array.pooled[last_], p_.extra_array,
-                            count, reinterpret_cast<Offset*>(offsets_)),
-               count * p_.lanes, rows_[k].at + at);
-          put<use>(grads + rows_[k].grad + c * p_.x.pooled[last_], count, sums, y);
-        }
+    for (int64_t r = 0; r < n_rows_ && n_columns_ > 0; r += rows_room_) {
+      fill_rows(r);
+      const int64_t at = fill_columns();
+      for (int64_t k = 0; k < kept_rows_; ++k) {
+        find(without_gaps(offsets + rows_[k].offset, p_.extra_array, n_columns_,
+                          reinterpret_cast<Offset*>(offsets_)),
+             n_columns_ * p_.lanes, rows_[k].at + at);
+        put<use>(grads + rows_[k].grad, n_columns_, sums, y);
       }
+    }
   }
 
   // Elements of a row without gaps: in place, or a copy.
@@ -424,12 +428,13 @@ private:
   const Load<V> load_;
   const Store<V> store_;
   const int64_t item_;                           // bytes of a gradient, on either side
+  bool filled_ = false;                          // columns
   bool tables_ = false;                          // planes have windows of their own
   int64_t codes_ = 0;                            // taps in the table; 0: there is none
   int64_t rows_room_, room_;                     // rows, and elements of a row, at a time
   int64_t box_ = -1, elements_ = 0, begin_ = 0;  // where in its plane the box begins
   int merged_ = 0;                               // the first of the axes that count as one row
-  int64_t n_rows_ = 0, n_columns_ = 0, kept_rows_ = 0, first_row_ = -1, first_column_ = -1;
+  int64_t n_rows_ = 0, n_columns_ = 0, kept_rows_ = 0, first_row_ = -1;
   Axis axes_[max_axes];
   int64_t pitch_[max_axes];               // elements, in a plane without gaps
   Range own_[max_axes], outs_[max_axes];  // inputs of the box, outputs that reach it
