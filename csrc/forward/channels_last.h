@@ -175,11 +175,6 @@ private:
         for (; c + 8 * N <= outer.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
     }
     for (; c + 4 * N <= outer.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
-    // Of the last ones some are done twice: several vectors at a time need not wait for one another.
-    if (c > 0 && c + N < outer.lanes) {
-      go(std::integral_constant<int, 4>{}, outer.lanes - 4 * N);
-      c = outer.lanes;
-    }
     for (; c < outer.lanes; c += N) go(std::integral_constant<int, 1>{}, least(c, outer.lanes - N));
     if constexpr (can_be_nan && speculative) return !nan_in(poison[0] + poison[1] + (poison[2] + poison[3]));
     return true;
