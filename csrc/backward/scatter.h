@@ -17,6 +17,7 @@ template <class V> class Scatter {
   static constexpr int L = wide<Place>;
   using Places = Vec<Place, L>;
   static constexpr Place nowhere = 1 << 30;
+  static constexpr int64_t far_away = int64_t(1) << 60;
   static constexpr int64_t far = 256 * 1024,
                            least_box = 8 * 1024;  // bytes of a box: in L2, to share among threads
   static constexpr int64_t few_units = 8, most_columns = 1 << 11, most_rows = 1 << 12;
@@ -123,7 +124,8 @@ private:
     // A table of all taps, if they are so few that it is faster than divisions.
     if (taps <= double(largest_table) && taps <= 256 + outputs && reach < nowhere / 2) codes_ = int64_t(taps);
     rows_ = scratch.take<OutputRow>(rows_room_);
-    columns_ = scratch.take<Place>(room_);
+    columns_ = scratch.take<Place>(codes_ ? room_ : 0);
+    far_columns_ = scratch.take<int64_t>(codes_ ? 0 : room_);
     table_ = scratch.take<Place>(most(codes_ + 1, 2 * L));
     places_ = scratch.take<Place>(room_ + L);
     grads_ = scratch.take<V>(room_);
@@ -264,7 +266,7 @@ private:
         at += begin_of(axes_[a], o[a]) * pitch_[a];
         none |= empty(axes_[a], o[a]);
       }
-      fill_columns(o[last_], length, at, none, columns_ + n * p_.lanes);
+      fill_columns(o[last_], length, at, none, n * p_.lanes);
       for (int a = last_ - 1; a >= merged_; --a) {
         if (++o[a] < outs_[a].hi) break;
         o[a] = outs_[a].lo;
@@ -273,15 +275,23 @@ private:
     return begin;
   }
 
-  void fill_columns(int64_t o, int64_t count, int64_t at, bool none, Place* to) const {
+  // Without a table, windows may be longer than a place can say.
+  void fill_columns(int64_t o, int64_t count, int64_t at, bool none, int64_t first) const {
+    codes_ ? fill_columns(o, count, at, none, columns_ + first)
+           : fill_columns(o, count, at, none, far_columns_ + first);
+  }
+
+  template <class T> void fill_columns(int64_t o, int64_t count, int64_t at, bool none, T* to) const {
     const Axis& axis = axes_[last_];
     for (int64_t end = o + count; o < end; ++o, to += p_.lanes) {
       const bool nothing = none || empty(axis, o);
-      const int64_t here = at + begin_of(axis, o) * p_.lanes;
+      const int64_t here = !nothing         ? at + begin_of(axis, o) * p_.lanes
+                           : sizeof(T) == 8 ? far_away
+                                            : int64_t(nowhere);
       if (p_.lanes == 1)
-        *to = nothing ? nowhere : Place(here);
+        *to = T(here);
       else
-        in_vectors(p_.lanes, [&](int64_t c) { to[c] = nothing ? nowhere : Place(here + c); });
+        in_vectors(p_.lanes, [&](int64_t c) { to[c] = T(nothing ? here : here + c); });
     }
   }
 
@@ -347,8 +357,7 @@ private:
     };
     int64_t j = 0;
     if (!codes_) {
-      for (; j < n; ++j)
-        places[j] = columns[j] == nowhere ? -1 : inside(base + columns[j] + distance(codes[j]));
+      for (; j < n; ++j) places[j] = inside(base + far_columns_[j] + distance(codes[j]));
       return;
     }
     const Place from = Place(most(-nowhere, least(base, nowhere)));
@@ -380,7 +389,7 @@ private:
       at += int64_t(code - rest * kernel) * axes_[a].step * pitch_[a];
       code = rest;
     }
-    return code < std::uint64_t(axes_[0].kernel) ? at + code * axes_[0].step * pitch_[0] : int64_t(1) << 60;
+    return code < std::uint64_t(axes_[0].kernel) ? at + code * axes_[0].step * pitch_[0] : far_away;
   }
 
   // A row of gradients to the places that were found.
@@ -440,6 +449,7 @@ private:
   Range own_[max_axes], outs_[max_axes];  // inputs of the box, outputs that reach it
   OutputRow* rows_;
   Place *columns_, *table_, *places_;
+  int64_t* far_columns_;
   V *grads_, *sums_;
   std::uint32_t* offsets_;  // a copy
 };
