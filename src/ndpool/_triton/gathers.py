@@ -100,7 +100,8 @@ def blocks_backward(
         vec = x_unit = y_unit = vec // 2
     in_registers = (more[0] + 1) * across * vec * (1 + gather.HAS_INDEX)
     blocks_h, each = -(-h.size // h.stride), d.stride * h.stride * outs * last.stride
-    while rows > 1 and (rows >= 2 * blocks_h or rows * each > tuning.BLOCK_STORES):
+    most_stores = tuning.VOLUME_STORES if d.kernel > 1 else tuning.BLOCK_STORES
+    while rows > 1 and (rows >= 2 * blocks_h or rows * each > most_stores):
         rows //= 2
     while rows > 1 and in_registers * (rows + more[1]) > several:
         rows //= 2

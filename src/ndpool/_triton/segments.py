@@ -39,10 +39,7 @@ def segment_shape(
     whether they are too few to fill the device.
     """
     if whole:
-        unit = max(1, BYTES // itemsize)
-        needed = -(-(kernel + unit - 1) // unit)
-        lanes = next((n for n in tuning.PLANE_LANES if 8 * n >= needed), tuning.PLANE_LANES[-1])
-        return unit, lanes, 8, 1
+        return max(1, BYTES // itemsize), tuning.LOOP_LANES, 8, 1
     long, narrow = kernel >= tuning.LONG_ROW and not single, itemsize < 4
     wide = single or long or (not narrow and (with_offsets or kernel <= 6))
     unit = max(1, (8 if wide else 4) // itemsize)

@@ -33,16 +33,18 @@ PIECE = 2**14  # elements that one program reduces faster than more programs can
 SHORT = 2**20  # elements up to which one kernel adds medium windows sooner than a second kernel starts
 
 # Whole planes.
-PLANE_LANES = 32, 256  # threads that share a larger plane
+PLANE_LANES = 16, 64, 256  # threads that share a plane of more elements
 SMALL_PLANE = 64  # elements up to which every size has a kernel of its own
 CUT_PLANES = 264  # more large planes fill the device without being cut into pieces
-LARGE_PLANE = 2**12  # elements of a piece, of which a plane has 8 at least
+LARGE_PLANE = 2**12  # elements from which planes are read in a loop; also of a piece of a plane
+LOOP_LANES = 256  # threads that share such a plane
 CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by side
 PLANE_ROWS = 8  # rows of channels that a lane writes
 
 # Gradients by blocks.
 REGISTERS = 80, 100  # outputs and offsets that a lane keeps: of several rows, and of one
 BLOCK_STORES = 64  # elements that a lane writes
+VOLUME_STORES = 32  # likewise of several rows of a volume: more take too long to compile
 LARGE_RESULT = 2**24  # elements from which lanes of disjoint channels-last windows write one row each
 
 # Gradients of max pooling, scattered into zeros.
