@@ -114,6 +114,13 @@ static inline Range outputs_over(const Axis& a, int64_t i, int64_t n) {
   return {ceil_div(i - a.origin - span_of(a) + 1, a.stride), floor_div(i + n - 1 - a.origin, a.stride) + 1};
 }
 
+// Whether a window has no tap inside the input.
+static inline bool is_empty(const Axis& a, int64_t o) {
+  if (!a.regular()) return a.counts[o] == 0;
+  if (a.step > 1) return window(a, o).taps == 0;
+  return begin_of(a, o) >= a.size || begin_of(a, o) + a.kernel <= 0;
+}
+
 // The outputs of a regular axis whose tap t stands in [lo, hi).
 static inline Range outputs_with_tap(const Axis& a, int64_t t, int64_t lo, int64_t hi) {
   const int64_t shift = a.origin + t * a.step;

@@ -169,9 +169,8 @@ public:
       Taps& list = taps_[a];
       list.n = 0;
       if (axis.regular()) {
-        const int64_t first = most(0, ceil_div(i - axis.origin - (axis.kernel - 1) * axis.step, axis.stride));
-        const int64_t last = least(axis.out - 1, floor_div(i - axis.origin, axis.stride));
-        for (int64_t o = first; o <= last; ++o) {
+        const Range over = outputs_over(axis, i, 1);
+        for (int64_t o = most(0, over.lo), end = least(axis.out, over.hi); o < end; ++o) {
           const int64_t distance = i - axis.origin - o * axis.stride;
           if (distance % axis.step == 0) {
             list.index[list.n] = o;

@@ -28,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from ndpool import geometry
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, Call
-from ndpool._triton import scatter
+from ndpool._triton import unpool as unpooling
 from ndpool._triton.kernels import indexing
 from ndpool.frameworks.torch import cuda
 from ndpool.reductions import REDUCTIONS
@@ -244,7 +244,7 @@ def count(n: int) -> int:
 
 def unpool(dtype: torch.dtype) -> None:
     values = torch.empty((4, 8), dtype=dtype, device="meta")
-    scatter.unpool(values, values.to(torch.int64), 32)
+    unpooling.unpool(values, values.to(torch.int64), 32)
 
 
 # Calls that once failed to compile: shape, function, arguments, part.

@@ -75,8 +75,9 @@ class Cover {
 public:
   Cover(const Axis& a, int64_t i) : a_(a), i_(i), lo(0), hi(0) {
     if (a.regular()) {
-      lo = most(0, least(a.out, ceil_div(i + 1 - a.origin - span(), a.stride)));
-      hi = most(lo, least(a.out, floor_div(i - a.origin, a.stride) + 1));
+      const Range over = outputs_over(a, i, 1);
+      lo = most(0, least(a.out, over.lo));
+      hi = most(lo, least(a.out, over.hi));
     } else {
       lo = hi = RowSet::first_ending_after(a, i);
       while (hi < a.out && a.starts[hi] <= i) ++hi;
@@ -84,13 +85,13 @@ public:
   }
   void next(int64_t n = 1) {
     i_ += n;
-    while (lo < a_.out && start(lo) + (a_.regular() ? span() : a_.counts[lo]) <= i_) ++lo;
+    while (lo < a_.out && start(lo) + (a_.regular() ? span_of(a_) : a_.counts[lo]) <= i_) ++lo;
     while (hi < a_.out && start(hi) <= i_) ++hi;
   }
   // How many inputs from this one on the same windows hold.
   int64_t alike() const {
     if (a_.step != 1) return 1;
-    const int64_t ends = lo < hi ? start(lo) + (a_.regular() ? span() : a_.counts[lo]) : a_.size;
+    const int64_t ends = lo < hi ? start(lo) + (a_.regular() ? span_of(a_) : a_.counts[lo]) : a_.size;
     return least(ends, hi < a_.out ? start(hi) : a_.size) - i_;
   }
   bool holds(int64_t o) const { return a_.step == 1 || (i_ - start(o)) % a_.step == 0; }
@@ -98,7 +99,6 @@ public:
 
 private:
   int64_t start(int64_t o) const { return begin_of(a_, o); }
-  int64_t span() const { return (a_.kernel - 1) * a_.step + 1; }
 
   const Axis& a_;
   int64_t i_;
@@ -109,7 +109,7 @@ public:
 
 // The most windows that reach over one input.
 inline int64_t most_covers(const Axis& a, int64_t planes) {
-  if (a.regular()) return most(1, least(a.out, (a.kernel - 1) * a.step / a.stride + 1));
+  if (a.regular()) return most(1, least(a.out, (span_of(a) - 1) / a.stride + 1));
   int64_t n = 1;
   const int64_t tables = a.table_stride ? planes : 1;
   for (int64_t t = 0; t < tables; ++t) {
@@ -120,6 +120,11 @@ inline int64_t most_covers(const Axis& a, int64_t planes) {
     }
   }
   return n;
+}
+
+// The most outputs of an axis that reach n inputs.
+inline int64_t most_outputs(const Axis& a, int64_t n) {
+  return most(1, a.regular() ? least(a.out, (n + span_of(a)) / a.stride + 2) : a.out);
 }
 
 // The share of all windows of an axis, or 0 where they differ.

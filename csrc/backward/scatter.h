@@ -18,8 +18,8 @@ template <class V> class Scatter {
   using Places = Vec<Place, L>;
   static constexpr Place nowhere = 1 << 30;
   static constexpr int64_t far_away = int64_t(1) << 60;
-  static constexpr int64_t far = 256 * 1024,
-                           least_box = 8 * 1024;  // bytes of a box: in L2, to share among threads
+  // Bytes of a box: what L2 holds, and the least that is worth a thread.
+  static constexpr int64_t far = 256 * 1024, least_box = 8 * 1024;
   static constexpr int64_t few_units = 8, most_columns = 1 << 11, most_rows = 1 << 12;
   static constexpr int64_t largest_table = 1 << 12;  // taps
 
@@ -70,7 +70,8 @@ private:
   struct Boxes {
     int split;
     int64_t tile, count, elements;
-    bool shared = false, packed, direct;  // inputs by windows; results in memory; sums are made in place
+    bool shared = false;  // some inputs belong to several windows
+    bool packed, direct;  // results have no gaps; sums are made in place
 
     explicit Boxes(const Problem& p) : split(p.n_axes - 1), packed(packed_planes(p)) {
       for (int a = 0; a < p.n_axes; ++a) shared |= most_covers(p.axes[a], p.planes) > 1;
@@ -133,11 +134,6 @@ private:
     sums_ = scratch.take<V>(boxes_.direct ? 0 : boxes_.elements);
   }
 
-  // The most outputs along an axis that reach n inputs.
-  static int64_t most_outputs(const Axis& a, int64_t n) {
-    return most(1, a.regular() ? least(a.out, (n + span_of(a)) / a.stride + 2) : a.out);
-  }
-
   // How far each tap of a window stands from its first one.
   void fill_table() {
     if (codes_ == 0) return;
@@ -184,7 +180,7 @@ private:
     first_row_ = -1;
     const int merged = merged_;
     merge_axes();
-    // Columns stay what they are where only rows are others, or planes.
+    // The columns of the box before still hold if only its rows or its planes were others.
     bool same = merged == merged_ && !tables_;
     for (int a = merged_; a <= last_; ++a) {
       const int64_t n = outs_[a].hi - outs_[a].lo, n_before = before[a].hi - before[a].lo;
@@ -196,12 +192,6 @@ private:
   // Each of its elements has a window of its own.
   static bool axis_of_planes(const Axis& a) {
     return a.regular() && a.kernel == 1 && a.stride == 1 && a.origin == 0 && a.size == a.out;
-  }
-
-  static bool empty(const Axis& a, int64_t o) {
-    if (!a.regular()) return a.counts[o] == 0;
-    if (a.step > 1) return window(a, o).taps == 0;
-    return begin_of(a, o) >= a.size || begin_of(a, o) + a.kernel <= 0;
   }
 
   // The last axes whose outputs follow each other in memory, if they are not too many, count as one row.
@@ -242,14 +232,14 @@ private:
         row.grad += o * p_.x.pooled[a];
         row.offset += o * p_.extra_array.pooled[a];
         row.at += begin_of(axes_[a], o) * pitch_[a];
-        none |= empty(axes_[a], o);
+        none |= is_empty(axes_[a], o);
       }
       if (!none) rows_[kept_rows_++] = row;
     }
   }
 
-  // Where the first taps of all columns stand in their rows, seen from the first one's; nowhere if a window is empty.
-  // Returns where that one stands.
+  // Fills in where the first tap of every column stands in its row, counted from that of the first column, or nowhere if a
+  // window is empty. Returns where the first column's stands.
   int64_t fill_columns() {
     int64_t o[max_axes], begin = 0;
     for (int a = merged_; a <= last_; ++a) {
@@ -264,7 +254,7 @@ private:
       bool none = false;
       for (int a = merged_; a < last_; ++a) {
         at += begin_of(axes_[a], o[a]) * pitch_[a];
-        none |= empty(axes_[a], o[a]);
+        none |= is_empty(axes_[a], o[a]);
       }
       fill_columns(o[last_], length, at, none, n * p_.lanes);
       for (int a = last_ - 1; a >= merged_; --a) {
@@ -284,7 +274,7 @@ private:
   template <class T> void fill_columns(int64_t o, int64_t count, int64_t at, bool none, T* to) const {
     const Axis& axis = axes_[last_];
     for (int64_t end = o + count; o < end; ++o, to += p_.lanes) {
-      const bool nothing = none || empty(axis, o);
+      const bool nothing = none || is_empty(axis, o);
       const int64_t here = !nothing         ? at + begin_of(axis, o) * p_.lanes
                            : sizeof(T) == 8 ? far_away
                                             : int64_t(nowhere);

@@ -41,8 +41,8 @@ struct Cost {
 };
 
 // The fewest neighbours along a leading axis that are lanes, for `planes` planes. Few channels, as of images, are lanes where
-// windows share no inputs and have no places, rows are long or planes few; forward, many planes of short rows are pooled side by side.
-// Backward, any channels are lanes, which are faster even then.
+// rows are long or planes few, and where windows share no inputs and no indices are asked for; forward, many other planes of
+// short rows are pooled side by side. Backward, any channels are lanes, which are faster even then.
 inline int64_t fewest_lanes(bool backward, Extra extra, int64_t planes, const Axis* axes, int n_axes) {
   constexpr int64_t few_planes = 8, many_planes = 64, many = 8;  // half a vector of floats
   constexpr double large_plane = 1 << 12;

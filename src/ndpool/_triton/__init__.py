@@ -1,7 +1,9 @@
 """GPU pooling in Triton: plans and memory in, memory out; no argument checks.
 
 `memory` describes arrays by merged axes and strides. `forward` and `backward` choose a kernel for a plan and
-a layout (`strip`, `planes`, `regions`, `scan` and `walk` prepare particular kernels), `decompose` splits
-large windows into several passes, `launch` holds what launchers share, and `kernels` holds the kernels. Only
-the CUDA part of the PyTorch framework calls this package.
+a layout; `strip`, `segments` and `planes` prepare those of the forward pass, `gathers`, `regions`, `column`,
+`scan`, `walk` and `norms` those of the backward pass. `unpool` scatters values to their indices, `decompose`
+splits large windows into several passes, `launch` holds what launchers share, `driver` starts compiled
+kernels, `tuning` holds the constants, and `kernels` the kernels. Only the CUDA part of the PyTorch framework
+calls this package.
 """

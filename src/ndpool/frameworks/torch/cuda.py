@@ -19,7 +19,8 @@ from ndpool import _record
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET32, Call, Unpool
 from ndpool._plan import Plan, positions, with_sizes
 from ndpool._policy import wrong_index
-from ndpool._triton import scatter, tuning
+from ndpool._triton import tuning
+from ndpool._triton import unpool as unpooling
 from ndpool._triton.backward import backward
 from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
@@ -403,6 +404,8 @@ def unpool(call: Unpool, values: Tensor, indices: Tensor) -> Tensor:
     order, (n_lead, *_) = pooled_last(values.dim(), axes)
     narrow, places = (t.permute(order).flatten(n_lead) for t in (materialized(values), indices))
     lead = narrow.shape[:-1]
-    found = scatter.unpool(narrow.reshape(-1, narrow.shape[-1]), places.reshape(-1, narrow.shape[-1]), limit)
+    found = unpooling.unpool(
+        narrow.reshape(-1, narrow.shape[-1]), places.reshape(-1, narrow.shape[-1]), limit
+    )
     result.permute(order).copy_(found.view(*lead, *sizes))
     return result
