@@ -39,7 +39,7 @@ Kernel backward_along(const Problem& p) {
 // Short rows: planes side by side, where rows have no engine of their own. Disjoint windows that are long enough go along
 // the row all the same.
 constexpr int64_t short_row = 32, short_halves = 64, short_window = 4, short_windows = 13,
-                  longest_blocks = 160;
+                  longest_blocks = 160, few_planes_taps = 20;
 
 // The longest rows that are faster side by side than by the general engine, if there is a plane for every lane.
 int64_t longest_beside(const Problem& p) {
@@ -73,7 +73,9 @@ bool slow_along(std::string_view engine, const Problem& p) {
   if (engine == "blocks" && last.size > short_row) return p.planes >= lanes && few_taps(p);
   if (last.size > short_row) return false;
   if (engine == "blocks") {
-    if (p.extra != Extra::none) return last.kernel <= short_row;
+    // With few planes most lanes have none, which pays where windows are small, and for halves.
+    if (p.extra != Extra::none)
+      return last.kernel <= short_row && (2 * p.planes >= lanes || halves || taps_of(p) < few_planes_taps);
     if (p.planes < lanes || (p.n_axes > 2 && p.x_type == Dtype::f64)) return false;
     return last.kernel <= (last.out > 1 ? short_windows : short_window);
   }

@@ -22,6 +22,7 @@ template <class V> class Scatter {
   static constexpr int64_t far = 256 * 1024, least_box = 8 * 1024;
   static constexpr int64_t few_units = 8, most_columns = 1 << 11, most_rows = 1 << 12;
   static constexpr int64_t largest_table = 1 << 12;  // taps
+  static constexpr int64_t sparse = 16;              // elements for each output
 
 public:
   static constexpr const char* engine = "max_backward_scatter";
@@ -285,9 +286,8 @@ private:
     }
   }
 
-  // What becomes of the gradients of a row: they are added to sums, or written as they are; of sparse sums, those that are
-  // touched are set to zero before, and rounded after.
-  enum class Use { add, write, clear, round };
+  // What becomes of the gradients of a row: they are added to sums, written as they are, or added and rounded at once.
+  enum class Use { add, write, round };
 
   void box(int64_t plane) {
     char* y = plane_of(p_, p_.y, plane);
@@ -297,11 +297,9 @@ private:
       return stored_as<V>(p_.y_type) ? each_row<Use::add>(plane, reinterpret_cast<V*>(y), y)
                                      : each_row<Use::write>(plane, nullptr, y);
     }
-    // Where hardly any element of a box gets a gradient, only their sums are made and rounded.
-    if (boxes_.packed && item_ == 2 && n_rows_ * n_columns_ * p_.lanes * 16 <= elements_) {
+    // Where few elements of a box get a gradient, only their sums are made and rounded.
+    if (boxes_.packed && item_ == 2 && n_rows_ * n_columns_ * p_.lanes * sparse <= elements_) {
       std::memset(y, 0, size_t(elements_ * item_));
-      each_row<Use::clear>(plane, sums_, y);
-      each_row<Use::add>(plane, sums_, y);
       return each_row<Use::round>(plane, sums_, y);
     }
     std::memset(sums_, 0, size_t(elements_) * sizeof(V));
@@ -389,25 +387,36 @@ private:
       for (int64_t j = 0; j < n; ++j)
         if (places[j] >= 0) f(places[j], j);
     };
-    if constexpr (use == Use::add) {
+    if constexpr (use == Use::write) {  // by their bits; of zeros the positive one, as a sum would be
+      using Bits = std::uint16_t;
+      const Bits* const grads = without_gaps(from, p_.x, count, reinterpret_cast<Bits*>(grads_));
+      Bits* const to = reinterpret_cast<Bits*>(y);
+      each_place([=](Place at, int64_t j) { to[at] = Bits(grads[j] << 1) ? grads[j] : Bits(0); });
+    } else {
       const V* grads = grads_;
       if (stored_as<V>(p_.x_type))
         grads = without_gaps(from, p_.x, count, grads_);
       else
         load_({from, p_.x.pooled[last_], p_.x.lane, count, p_.lanes}, grads_);
-      each_place([=](Place at, int64_t j) { sums[at] += grads[j]; });
-    } else if constexpr (use == Use::write) {  // by their bits; of zeros the positive one, as a sum would be
-      using Bits = std::uint16_t;
-      const Bits* const grads = without_gaps(from, p_.x, count, reinterpret_cast<Bits*>(grads_));
-      Bits* const to = reinterpret_cast<Bits*>(y);
-      each_place([=](Place at, int64_t j) { to[at] = Bits(grads[j] << 1) ? grads[j] : Bits(0); });
-    } else if constexpr (use == Use::clear) {
-      each_place([=](Place at, int64_t) { sums[at] = V(0); });
-    } else if (p_.y_type == Dtype::f16) {
-      each_place([=](Place at, int64_t) { reinterpret_cast<f16*>(y)[at] = store_as<f16>(sums[at]); });
-    } else {
-      each_place([=](Place at, int64_t) { reinterpret_cast<bf16*>(y)[at] = store_as<bf16>(sums[at]); });
+      if constexpr (use == Use::add)
+        each_place([=](Place at, int64_t j) { sums[at] += grads[j]; });
+      else if (p_.y_type == Dtype::f16)
+        each_place(
+            [=](Place at, int64_t j) { add_rounded(grads[j], sums[at], reinterpret_cast<f16*>(y)[at]); });
+      else
+        each_place(
+            [=](Place at, int64_t j) { add_rounded(grads[j], sums[at], reinterpret_cast<bf16*>(y)[at]); });
     }
+  }
+
+  // A sum begins where the result is still zero. One that has come to zero again may begin anew: halves are so coarse that no
+  // sum of theirs is rounded to zero.
+  template <class S> static void add_rounded(V grad, V& sum, S& to) {
+    std::uint16_t bits;
+    static_assert(sizeof to == sizeof bits);
+    __builtin_memcpy(&bits, &to, sizeof bits);
+    sum = (bits ? sum : V(0)) + grad;
+    to = store_as<S>(sum);
   }
 
   // The sums of a box to where they belong.

@@ -16,8 +16,11 @@ template <class R, class S, bool coded> struct ChannelsLast {
   using V = typename R::V;
   using C = UnsignedLike<V>;
   static constexpr int N = wide<V>;
-  static constexpr int broad =
-      vector_bytes == 64 && std::is_same_v<S, float> ? (coded || !R::picks ? 8 : 16) : 4;
+  static constexpr int broad = vector_bytes < 64           ? 4
+                               : !R::picks                 ? 8
+                               : !std::is_same_v<S, float> ? 4
+                               : coded                     ? 8
+                                                           : 16;
   using Vn = Vec<V, N>;
   using Cn = Vec<C, N>;
 
@@ -143,7 +146,8 @@ private:
                        char* y, char* extra, const Quotient<V>& by, Kept& kept) {
     const int64_t rows = outer.slabs * outer.rows;
     if constexpr (!R::picks) {
-      if (rows == 1 && outer.lanes > 4 * N && (taps >= long_sum || (taps > 1 && disjoint(p))))
+      if (rows == 1 && outer.lanes > 4 * N &&
+          (taps >= long_sum || (taps > 1 && outer.lanes > 32 * N && disjoint(p))))
         return streamed_sums(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
       if ((rows > 3 && taps > 1) || (rows > 0 && taps >= long_sum))
         return summed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
@@ -175,6 +179,11 @@ private:
         for (; c + 8 * N <= outer.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
     }
     for (; c + 4 * N <= outer.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
+    if constexpr (!R::picks) {
+      const int64_t left = ceil_div(outer.lanes - c, N);
+      if (c > 0 && left == 3) return go(std::integral_constant<int, 3>{}, outer.lanes - 3 * N), true;
+      if (c > 0 && left == 2) return go(std::integral_constant<int, 2>{}, outer.lanes - 2 * N), true;
+    }
     for (; c < outer.lanes; c += N) go(std::integral_constant<int, 1>{}, least(c, outer.lanes - N));
     if constexpr (can_be_nan && speculative) return !nan_in(poison[0] + poison[1] + (poison[2] + poison[3]));
     return true;
