@@ -1,8 +1,8 @@
 """Two builds of ndpool next to each other: every case of the benchmark, and random calls, in turns.
 
-``python benchmarks/duel.py OLD NEW`` takes two folders that contain the package `ndpool` with its compiled core.
-Each build runs in a process of its own; the two are timed in turns, in bursts, in a new order every round. A
-ratio above 1 says that NEW is faster. `--random N` times N random calls through PyTorch tensors instead.
+``python benchmarks/duel.py OLD NEW`` takes two folders that contain the package `ndpool` with its compiled
+core. Each build runs in a process of its own; the two are timed in turns, in bursts, in a new order every
+round. A ratio above 1 says that NEW is faster. `--random N` times N random calls of tensors instead.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class Build:
 
     def ask(self, kind: str, value: Any) -> float:
         """Prepare a case, or time a number of calls: the seconds of one."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         print(json.dumps([kind, value]), file=self.process.stdin, flush=True)
         return float(json.loads(self.process.stdout.readline()))
 
@@ -116,7 +117,9 @@ def duel(builds: list[Build], kind: str, value: Any, rng: Random) -> list[float]
 
 def main() -> None:
     """Run the duel and print the ratios by class, and those that changed most."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folders", nargs="*", type=Path, metavar="OLD NEW")
     parser.add_argument("--case", default="", help="cases by suite, class or name (default: all)")
     parser.add_argument("--random", type=int, default=0, metavar="N")

@@ -519,3 +519,20 @@ def test_norms_do_not_depend_on_boxes(isa, args):
         assert torch.equal(ndpool.lp_pool2d(x, 2.0, kernel, stride), want)
     finally:
         ndpool.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sparse_gradients_of_halves_are_rounded_once(dtype):
+    """Gradients that meet in one input add up in float32, also after their sum has come to zero."""
+    x = torch.zeros(4, 100, dtype=dtype)
+    x[:, 50] = 1  # the maximum of all three windows
+    x.requires_grad_()
+    y = ndpool.max_pool1d(x, 60, 20)
+    tiny, small = torch.finfo(dtype).smallest_normal, torch.finfo(dtype).eps / 4
+    grad = torch.tensor([[1, -1, 0.25], [tiny, -0.0, -tiny], [1, small, -1], [small, 3, small]], dtype=dtype)
+    y.backward(grad)
+    wanted = torch.zeros(4, 100)
+    wanted[:, 50] = grad.float().cumsum(1)[:, -1]
+    assert torch.equal(x.grad, wanted.to(dtype))
+    assert not torch.signbit(x.grad).any()
+    assert ndpool.explain(ndpool.max_pool1d, x, 60, 20).backward.engine == "max_backward_scatter"
