@@ -58,7 +58,8 @@ template <class R, class S, bool coded> struct ChannelsLast {
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
-    Kept kept{scratch.take<V>(lanes_kept(p)), coded ? scratch.take<C>(lanes_kept(p)) : nullptr, 0};
+    Kept kept{scratch.take<V>(lanes_kept(p)), coded ? scratch.take<C>(lanes_kept(p)) : nullptr, 0,
+              from_memory(p)};
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
@@ -93,18 +94,22 @@ private:
       16 * 1024 / sizeof(V) * (coded ? 1 : 2);  // at a time: what is found so far stays near
   static constexpr int calm_positions = 32;     // done the exact way after a NaN was met
 
-  // Windows that share nothing come from memory, not from a cache.
-  static bool disjoint(const Problem& p) {
+  // Windows that share nothing come from memory, not from a cache, if there is more of them than one holds.
+  static bool from_memory(const Problem& p) {
+    constexpr double cached = 4 << 20;  // bytes
     const Axis& last = p.axes[p.n_axes - 1];
-    return !last.regular() || last.stride >= last.kernel;
+    const double lanes = double(p.planes) * double(p.lanes);
+    return (!last.regular() || last.stride >= last.kernel) &&
+           lanes * double(plane_elements(p)) * double(sizeof(S)) > cached;
   }
 
-  // What lasts from one position to the next: room for results that do not fit into registers, and positions that
-  // are done the exact way.
+  // What lasts from one position to the next: room for results that do not fit into registers, positions that are done the
+  // exact way, and where windows come from.
   struct Kept {
     V* values;
     C* codes;
     int calm;
+    bool from_memory;
   };
 
   static int64_t lanes_kept(const Problem& p) {
@@ -146,8 +151,7 @@ private:
                        char* y, char* extra, const Quotient<V>& by, Kept& kept) {
     const int64_t rows = outer.slabs * outer.rows;
     if constexpr (!R::picks) {
-      if (rows == 1 && outer.lanes > 4 * N &&
-          (taps >= long_sum || (taps > 1 && outer.lanes > 32 * N && disjoint(p))))
+      if (rows == 1 && outer.lanes > 4 * N && (taps >= long_sum || (taps > 1 && kept.from_memory)))
         return streamed_sums(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
       if ((rows > 3 && taps > 1) || (rows > 0 && taps >= long_sum))
         return summed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
