@@ -733,3 +733,26 @@ def test_first_call_without_memory_for_threads(megabytes, before, tmp_path):
     assert found[1] == "True"
     either = megabytes == 6 or (megabytes == 1 and before == "more")  # its results were freed and fit again
     assert found[0] in ({"raised", "pooled"} if either else {"raised"} if megabytes == 1 else {"pooled"})
+
+
+@pytest.mark.torch
+def test_threads_that_flush_subnormals_do_not_change_results():
+    """A thread that treats subnormals as zero gives the same bits, on any number of threads."""
+    code = """
+import torch, ndpool
+x = torch.randn(64, 50_000)
+halves, tiny, small = x.bfloat16(), x * 1e-40, torch.full((64, 498), 1e-40).bfloat16()
+
+def results(threads):
+    ndpool.set_num_threads(threads)
+    a = halves.clone().requires_grad_()
+    ndpool.max_pool1d(a, 300, 100).backward(small)
+    y, i = ndpool.max_pool1d(tiny, 3, 2, return_indices=True)
+    mean = ndpool.avg_pool1d(tiny, 3, 2)
+    return [a.grad.view(torch.int16), mean.view(torch.int32), y.view(torch.int32), i]
+
+wanted = results(2)  # starts the threads
+torch.set_flush_denormal(True)
+print(all(torch.equal(a, b) for n in (1, 2, 2, 2, 1) for a, b in zip(wanted, results(n))))
+"""
+    assert run_python(code).split() == ["True"]

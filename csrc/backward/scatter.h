@@ -409,8 +409,8 @@ private:
     }
   }
 
-  // A sum begins where the result is still zero. One that has come to zero again may begin anew: halves are so coarse that no
-  // sum of theirs is rounded to zero.
+  // A sum begins where the result is still zero. One that has come to zero again may begin anew: sums of halves are multiples
+  // of the smallest half, so that none but zero is rounded to zero.
   template <class S> static void add_rounded(V grad, V& sum, S& to) {
     std::uint16_t bits;
     static_assert(sizeof to == sizeof bits);

@@ -94,7 +94,7 @@ private:
       16 * 1024 / sizeof(V) * (coded ? 1 : 2);  // at a time: what is found so far stays near
   static constexpr int calm_positions = 32;     // done the exact way after a NaN was met
 
-  // Windows that share nothing come from memory, not from a cache, if there is more of them than one holds.
+  // Windows that share nothing come from memory, not from a cache, if the array is larger than one.
   static bool from_memory(const Problem& p) {
     constexpr double cached = 4 << 20;  // bytes
     const Axis& last = p.axes[p.n_axes - 1];
@@ -183,7 +183,8 @@ private:
         for (; c + 8 * N <= outer.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
     }
     for (; c + 4 * N <= outer.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
-    if constexpr (!R::picks) {
+    if constexpr (
+        !R::picks) {  // the last ones together, some of them once more; there are as many only behind others
       const int64_t left = ceil_div(outer.lanes - c, N);
       if (c > 0 && left == 3) return go(std::integral_constant<int, 3>{}, outer.lanes - 3 * N), true;
       if (c > 0 && left == 2) return go(std::integral_constant<int, 2>{}, outer.lanes - 2 * N), true;

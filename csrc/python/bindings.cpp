@@ -392,7 +392,10 @@ void execute(Problem& p, const Kernel& kernel, const Cost& cost) {
     memory.reset(new char[size_t(scratch) * size_t(workers) + 64]);
     at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
   }
-  if (workers <= 1 && !watch) return kernel.run(p, 0, p.units, at);
+  if (workers <= 1 && !watch) {
+    const Subnormals kept;
+    return kernel.run(p, 0, p.units, at);
+  }
   parallel_for(
       p.units, workers,
       [&](int worker, int64_t begin, int64_t end) { kernel.run(p, begin, end, at + worker * scratch); },

@@ -14,10 +14,6 @@
 #include <string>
 #include <vector>
 
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
-
 #include "runtime/cost.h"
 
 namespace ndpool {
@@ -327,22 +323,6 @@ void run(Work& work) {
   });
 }
 
-// XLA's threads treat subnormal numbers as zero, which would make them ties; kernels keep them, as everywhere else.
-class Subnormals {
-public:
-#if defined(__SSE__)
-  Subnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ & ~flushing); }
-  ~Subnormals() { _mm_setcsr(before_); }
-  Subnormals(const Subnormals&) = delete;
-
-private:
-  static constexpr unsigned flushing = 0x8040;  // flush results to zero, read operands as zero
-  unsigned before_;
-#else
-  Subnormals() {}
-#endif
-};
-
 constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
 
 Words find_call(const xla::Attributes& attributes) {
@@ -371,7 +351,7 @@ void pool(const xla::Frame& frame) {
   }
   lay_out(work, members, members[work.backward ? 1 : 0]);
   measure(work);
-  const Subnormals kept;
+  const Subnormals kept;  // XLA's threads treat them as zero
   run(work);
 }
 

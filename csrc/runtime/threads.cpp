@@ -44,6 +44,7 @@ public:
   int join() { return joined_.fetch_add(1) + 1; }
 
   void work(int worker) {
+    const Subnormals kept;
     const int n = int(shares_.size());
     int64_t piece = watch_ ? std::min(piece_, watch_->step()) : piece_;
     for (int k = 0; k < n; ++k) {

@@ -6,8 +6,33 @@
 #include <cstdint>
 #include <functional>
 #include <thread>
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
 
 namespace ndpool {
+
+// Subnormal numbers, kept until the end of the scope. A thread may treat them as zero, which would make them ties, and would
+// make results depend on which thread computes them.
+class Subnormals {
+public:
+  Subnormals(const Subnormals&) = delete;
+#if defined(__SSE__)
+  Subnormals() : before_(_mm_getcsr()) {
+    if (before_ & flushing) _mm_setcsr(before_ & ~flushing);
+  }
+  ~Subnormals() {
+    if (before_ & flushing) _mm_setcsr(before_);
+  }
+
+private:
+  static constexpr unsigned flushing = 0x8040;  // flush results to zero, read operands as zero
+  const unsigned before_;
+#else
+  Subnormals() {}
+  ~Subnormals() {}
+#endif
+};
 
 int num_threads();
 // n >= 1; 0 goes back to the default: all cores this process may use, one in a forked child.

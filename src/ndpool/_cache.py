@@ -41,15 +41,12 @@ class CallCache:
 
     def get(self, function: Function, x: Any, arguments: Any, indices: bool) -> Any:
         """The value; None where there is none yet, False where the call cannot be cached."""
-        # As `_key` makes it of plain arguments, inlined: call overhead dominates on small tensors.
-        try:
+        kinds = tuple(map(type, arguments))
+        if _FIXED.issuperset(kinds) and hasattr(x, "stride"):
+            # As `_key` makes it of such arguments, inlined: call overhead dominates on small tensors.
             layout = (x.shape, x.stride(), x.dtype, x.device, type(x))
-            typed = (arguments, tuple(map(type, arguments)))
-            found = self._values.get((function.name, function.reduction.name, layout, typed, indices))
-        except (AttributeError, TypeError):  # not a tensor, or a list among the arguments
-            found = None
-        if found is not None:
-            return found
+            typed = (arguments, kinds)
+            return self._values.get((function.name, function.reduction.name, layout, typed, indices))
         key = _key(function, x, arguments, indices)
         return False if key is None else self._values.get(key)
 
