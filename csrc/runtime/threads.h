@@ -6,9 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <thread>
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
 
 namespace ndpool {
 
@@ -18,11 +15,11 @@ class Subnormals {
 public:
   Subnormals(const Subnormals&) = delete;
 #if defined(__SSE__)
-  Subnormals() : before_(_mm_getcsr()) {
-    if (before_ & flushing) _mm_setcsr(before_ & ~flushing);
+  Subnormals() : before_(__builtin_ia32_stmxcsr()) {
+    if (before_ & flushing) __builtin_ia32_ldmxcsr(before_ & ~flushing);
   }
   ~Subnormals() {
-    if (before_ & flushing) _mm_setcsr(before_);
+    if (before_ & flushing) __builtin_ia32_ldmxcsr(before_);
   }
 
 private:
