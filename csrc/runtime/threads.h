@@ -9,8 +9,8 @@
 
 namespace ndpool {
 
-// Subnormal numbers, kept until the end of the scope. A thread may treat them as zero, which would make them ties, and would
-// make results depend on which thread computes them.
+// Keeps subnormal numbers until the end of the scope. A thread may be set to treat them as zero, which creates ties and makes
+// results depend on the thread that computes them.
 class Subnormals {
 public:
   Subnormals(const Subnormals&) = delete;
