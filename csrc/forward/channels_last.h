@@ -183,8 +183,8 @@ private:
         for (; c + 8 * N <= outer.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
     }
     for (; c + 4 * N <= outer.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
-    if constexpr (
-        !R::picks) {  // the last ones together, some of them once more; there are as many only behind others
+    if constexpr (!R::picks) {
+      // Two or three vectors at the end, which overlap the ones before: with c > 0 they begin inside the row.
       const int64_t left = ceil_div(outer.lanes - c, N);
       if (c > 0 && left == 3) return go(std::integral_constant<int, 3>{}, outer.lanes - 3 * N), true;
       if (c > 0 && left == 2) return go(std::integral_constant<int, 2>{}, outer.lanes - 2 * N), true;
