@@ -1,10 +1,11 @@
 """What each GPU kernel is worth: the benchmark's cases with all kernels, and without one of them at a time.
 
-``python benchmarks/gpu_kernels.py table windows random`` times the cases of the benchmark, gradients
-of large windows, and random cases; in each, every kernel that the case would run is left out in turn, so that
-the next one in the order of selection takes its place. ``--variants`` names kernels to leave out, or
-constants of `tuning.py` and their values. ``--plain`` only times the cases next to PyTorch.
-``size`` prints how many kernels there are, their lines, and the longest signature.
+``python benchmarks/gpu_kernels.py table networks windows random`` times large batches and layers of networks,
+which are the cases of the benchmark, gradients of large windows, and random cases; in each, every kernel that
+the case would run is left out in turn, so that the next one in the order of selection takes its place.
+``--variants`` names kernels to leave out, or constants of `tuning.py` and their values, joined by ``+``.
+``--plain`` only times the cases next to PyTorch. ``size`` prints how many kernels there are, their lines, and
+the longest signature.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from ndpool._bench import cuda, cuda_random
 from ndpool._bench.case import Case
+from ndpool._bench.cases import CASES
 from ndpool._bench.cuda_cases import CUDA_CASES, WINDOW_CASES
 from ndpool._bench.cuda_peers import Call, Contestant, Data, installed
 from ndpool._bench.cuda_report import rows
@@ -31,14 +33,21 @@ from ndpool._bench.report import geometric_mean
 SELECTION: dict[str, tuple[tuple[str, str], ...]] = {
     "segment": (("forward", "segments"),),
     "channels_last": (("forward", "rows_of_channels"), ("forward", "_few_lanes")),
-    "plane": (("forward", "whole_planes"),),
+    "planes": (("forward", "whole_planes"),),
     "region": (("backward", "region_backward"),),
     "scatter": (("backward", "_scatters"),),
     "column": (("backward", "column_backward"),),
     "runs": (("backward", "_runs_are_long"),),
+    "scan": (("backward", "scan_backward"),),
+    "walk": (("backward", "walk_backward"),),
     "block": (("backward", "blocks_backward"),),
     "plane backward": (("backward", "whole_planes"),),
 }
+
+
+def name_of(variant: str) -> str:
+    """The name of a variant as a contestant."""
+    return variant if "=" in variant else f"without {variant}"
 
 
 class Without(Contestant):
@@ -46,18 +55,19 @@ class Without(Contestant):
 
     def __init__(self, kernel: str) -> None:
         super().__init__()
-        self.name, self.used, self.varied = f"without {kernel}", False, "=" in kernel
+        self.name, self.used, self.varied = name_of(kernel), False, "=" in kernel
         self.modules = {name: import_module(f"ndpool._triton.{name}") for name in ("forward", "backward")}
         self.cuda = import_module("ndpool.frameworks.torch.cuda")
         self.cache = import_module("ndpool._cache").cache
-        if self.varied:
-            self.name, (constant, value) = kernel, kernel.split("=")
-            self.replaced = {(import_module("ndpool._triton.tuning"), constant): ast.literal_eval(value)}
-            return
-        self.replaced = {
-            (self.modules[module], name): self.none(getattr(self.modules[module], name))
-            for module, name in SELECTION[kernel]
-        }
+        self.replaced: dict[tuple[Any, str], Any] = {}
+        for part in kernel.split("+"):
+            if "=" in part:
+                constant, value = part.split("=")
+                self.replaced[import_module("ndpool._triton.tuning"), constant] = ast.literal_eval(value)
+                continue
+            for module, name in SELECTION[part]:
+                home = self.modules[module]
+                self.replaced[home, name] = self.none(getattr(home, name))
 
     def none(self, select: Callable[..., Any]) -> Callable[..., Any]:
         """The function that selects nothing, and notes where the original would have."""
@@ -93,12 +103,9 @@ class Without(Contestant):
         self.used = self.varied
         with self.missing():
             made = super().calls(case, data)
-            if case.mode != "backward":
-                made[0]()
+            made[0]()
         if not self.used:
             raise ValueError("not used")
-        if case.mode == "backward":
-            return made
 
         def call(inner: Call) -> Any:
             with self.missing():
@@ -107,9 +114,9 @@ class Without(Contestant):
         return [partial(call, one) for one in made]
 
 
-def all_contestants(variants: tuple[str, ...]) -> Any:
+def all_contestants(variants: tuple[str, ...], names: tuple[str, ...]) -> Any:
     """The contestants of the benchmark, and the variants of ndpool."""
-    ready, missing = installed()
+    ready, missing = installed(names)
     return (*ready, *map(Without, variants)), missing
 
 
@@ -125,8 +132,7 @@ _start = cuda._start_worker
 def run(cases: tuple[Case, ...], variants: tuple[str, ...]) -> dict[str, Any]:
     """Times of the cases with all kernels, and of those variants that make a difference to them."""
     cuda._start_worker = partial(start_worker, variants)
-    names = (one if "=" in one else f"without {one}" for one in variants)
-    return cuda.run(cases, peers=("PyTorch", *names))
+    return cuda.run(cases, peers=("PyTorch", *map(name_of, variants)))
 
 
 def text(document: dict[str, Any]) -> str:
@@ -168,7 +174,7 @@ def size() -> str:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("table", "windows", "random", "size"), nargs="+")
+    parser.add_argument("what", choices=("table", "networks", "windows", "random", "size"), nargs="+")
     parser.add_argument("--plain", action="store_true", help="time the cases only, next to PyTorch")
     parser.add_argument(
         "--variants",
@@ -186,7 +192,7 @@ def main() -> None:
         if what == "size":
             print(size())
             continue
-        cases = {"table": CUDA_CASES, "windows": WINDOW_CASES}.get(what)
+        cases = {"table": CUDA_CASES, "networks": CASES, "windows": WINDOW_CASES}.get(what)
         cases = cases or cuda_random.draw(options.number, options.seed)
         chosen = tuple(case for case in cases if any(part in case.name for part in options.case))
         documents[what] = run(chosen, () if options.plain else tuple(options.variants))

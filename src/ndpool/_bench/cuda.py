@@ -2,8 +2,9 @@
 
 Calls cycle over several inputs to defeat the cache. Calls of PyTorch, `torch.compile` and ndpool are captured
 in a CUDA graph and replayed, which measures device time. Calls of JAX and CuPy are issued back to back, so
-short ones measure host time. Several processes first call everything once, which is mostly compilation; only
-one at a time uses the device for timing. `cuda_report` formats the results.
+short ones measure host time, in processes of their own: one that dies or hangs loses its case of that library
+alone (`cuda_workers`). Several processes first call everything once, which is mostly compilation; only one at
+a time uses the device for timing. `cuda_report` formats the results.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import cache
 from importlib import import_module
-from multiprocessing import get_context
 from random import Random
 from typing import Any, NamedTuple
 
 from ndpool._bench.case import Case
 from ndpool._bench.cases import CASES
 from ndpool._bench.cuda_cases import CUDA_CASES
-from ndpool._bench.cuda_peers import Call, Contestant, Data, installed
+from ndpool._bench.cuda_peers import NAMES, Call, Contestant, Data, installed
+from ndpool._bench.cuda_workers import Lost, Workers, limit
 from ndpool._bench.runner import Progress, machine, statistics
 
 FORMAT = "ndpool bench cuda 1"
@@ -33,6 +33,8 @@ ALL_CASES = (*CUDA_CASES, *CASES)
 _SMALL = 2**23  # bytes below which host time is reported too
 _SLOW = 0.02  # seconds
 _TOGETHER = 98  # cases that are compiled, then timed
+_APART = ("JAX", "CuPy")  # libraries in processes of their own
+_COMPILED, _TIMED = 240.0, 60.0  # seconds in which a case must have been compiled, and timed
 
 
 class Effort(NamedTuple):
@@ -60,29 +62,22 @@ def run(
     if not torch.cuda.is_available():
         raise ValueError("bench: --device cuda needs a CUDA device that PyTorch can use; found none")
     cases = tuple(cases)
-    results: dict[int, dict[str, Any]] = {}
-    # Neighbouring cases have the same size: shuffled, the largest are not in memory all at the same time.
-    order = Random(0).sample(range(len(cases)), len(cases))
+    results = [_described(case, copy_speed()) for case in cases]
+    done: set[int] = set()
+    about: dict[str, dict[str, str]] = {"versions": {}, "missing": {}}
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    workers = max(1, min(14, len(os.sched_getaffinity(0)) - 2, len(cases)))
+    names = NAMES if peers is None else ("ndpool", *peers)
+    camps = [tuple(n for n in names if n not in _APART), *((n,) for n in _APART if n in names)]
     with tempfile.NamedTemporaryFile() as lock:
-        names = None if peers is None else ("ndpool", *peers)
-        setting = (lock.name, copy_speed(), QUICK if quick else FULL, names)
-        with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, setting) as pool:
-            try:
-                for start in range(0, len(order), _TOGETHER):
-                    part = order[start : start + _TOGETHER]
-                    chosen = [cases[i] for i in part]
-                    # Compiled kernels are kept on disk, where the process that times them finds them.
-                    list(pool.map(_compile, chosen))
-                    for i, result in zip(part, pool.map(_work, chosen), strict=True):
-                        results[i] = result
-                        if progress:
-                            progress(len(results), len(cases), cases[i].name)
-            except KeyboardInterrupt:  # what was measured so far is reported
-                pool.shutdown(cancel_futures=True)
-    ready, missing = installed()
-    ready = tuple(one for one in ready if names is None or one.name in names)
+        setting = (lock.name, copy_speed(), QUICK if quick else FULL)
+        try:
+            for camp in camps:
+                for i in _measured(cases, results, (*setting, camp), about):
+                    done.add(i)
+                    if progress and camp == camps[0]:
+                        progress(len(done), len(cases), cases[i].name)
+        except KeyboardInterrupt:  # what was measured so far is reported
+            pass
     return {
         "format": FORMAT,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -90,18 +85,63 @@ def run(
         "machine": machine(),
         "quick": quick,
         "copy": copy_speed(),
-        "versions": {one.name: one.version() for one in ready},
-        "missing": missing,
-        "results": [results[i] for i in sorted(results)],
+        **about,
+        "results": [results[i] for i in sorted(done)],
     }
+
+
+def _measured(
+    cases: tuple[Case, ...], results: list[dict[str, Any]], setting: tuple[Any, ...], about: dict[str, Any]
+) -> Iterator[int]:
+    """Measure the contestants that share processes, and add their times to the results; numbers of cases."""
+    camp = setting[-1]
+    workers = max(1, min(14, len(os.sched_getaffinity(0)) - 2, len(cases)))
+    # Neighbouring cases have the same size: shuffled, the largest are not in memory all at the same time.
+    order = Random(0).sample(range(len(cases)), len(cases))
+    with Workers(workers, _start_worker, setting) as pool:
+        ((_, found),) = pool.map(_about, [None], _COMPILED)
+        if isinstance(found, Lost):
+            about["missing"] |= dict.fromkeys(camp, found.reason)
+            return
+        about["versions"] |= found["versions"]
+        about["missing"] |= found["missing"]
+        for start in range(0, len(order) if found["versions"] else 0, _TOGETHER):
+            part = order[start : start + _TOGETHER]
+            chosen = [cases[i] for i in part]
+            # Compiled kernels are kept on disk, where the process that times them finds them.
+            lost = {n: made for n, made in pool.map(_compile, chosen, _COMPILED) if isinstance(made, Lost)}
+            left = [n for n in range(len(part)) if n not in lost]
+            for n, made in lost.items():
+                _add(results[part[n]], made, camp)
+                yield part[n]
+            for k, result in pool.map(_work, [chosen[n] for n in left], _COMPILED):
+                _add(results[part[left[k]]], result, camp)
+                yield part[left[k]]
+
+
+def _add(result: dict[str, Any], found: Any, camp: tuple[str, ...]) -> None:
+    """Add what some contestants measured in a case, or that their process was lost."""
+    if isinstance(found, Lost):
+        for name in camp:
+            _record_error(result, name, f"lost: {found.reason}")
+        return
+    result["times"] |= found["times"]
+    result["notes"] |= found["notes"]
+    result["error"] = result["error"] or found["error"]
 
 
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(lock: str, copy: float, effort: Effort, names: tuple[str, ...] | None) -> None:
+def _start_worker(lock: str, copy: float, effort: Effort, names: tuple[str, ...]) -> None:
     import_module("torch").set_num_threads(1)
     _worker.update(lock=os.open(lock, os.O_RDWR), copy=copy, effort=effort, names=names)
+
+
+def _about(_: None) -> dict[str, dict[str, str]]:
+    """Versions of the contestants that are installed, and notes on the others."""
+    ready, missing = installed(_worker["names"])
+    return {"versions": {one.name: one.version() for one in ready}, "missing": missing}
 
 
 def _compile(case: Case) -> None:
@@ -124,7 +164,9 @@ def _device_lock(lock: int | None, exclusive: bool) -> Iterator[None]:
         yield
         return
     fcntl: Any = import_module("fcntl")
+    limit(None)
     fcntl.flock(lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+    limit(_TIMED if exclusive else _COMPILED)
     try:
         yield
         import_module("torch").cuda.synchronize()
@@ -132,17 +174,22 @@ def _device_lock(lock: int | None, exclusive: bool) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_UN)
 
 
+def _described(case: Case, copy: float) -> dict[str, Any]:
+    """The result of a case before anything was measured."""
+    keys = ("name", "network", "group", "call", "shape", "dtype", "layout", "mode", "moved")
+    result: dict[str, Any] = {key: getattr(case, key) for key in keys}
+    return result | {"times": {}, "notes": {}, "error": None, "floor": case.moved / copy}
+
+
 def measure(
     case: Case,
     effort: Effort = FULL,
     copy: float | None = None,
     lock: int | None = None,
-    names: tuple[str, ...] | None = None,
+    names: tuple[str, ...] = NAMES,
 ) -> dict[str, Any]:
     """Check and time one case; contestants with a wrong answer are listed in the notes, not timed."""
-    keys = ("name", "network", "group", "call", "shape", "dtype", "layout", "mode", "moved")
-    result: dict[str, Any] = {key: getattr(case, key) for key in keys}
-    result |= {"times": {}, "notes": {}, "error": None, "floor": case.moved / (copy or copy_speed())}
+    result = _described(case, copy or copy_speed())
     torch: Any = import_module("torch")
     # The default stream cannot be captured, and backward runs on the stream of its forward.
     torch.cuda.set_stream(_stream())
@@ -164,18 +211,19 @@ def measure(
 
 
 def _prepare(
-    case: Case, result: dict[str, Any], names: tuple[str, ...] | None, sets: int | None = None
+    case: Case, result: dict[str, Any], names: tuple[str, ...], sets: int | None = None
 ) -> list[tuple[Contestant, list[Call]]]:
     """Compile and check: the calls of the contestants whose answer is right."""
+    contestants = [one for one in installed(names)[0] if one.supports(case)]
+    if not contestants:
+        return []
     data, prepared = Data(case, sets), []
     try:
         truth = reference(case, data)
     except Exception as error:  # PyTorch has no answer, such as for more memory than there is
         result["notes"]["reference"] = _first_line(error)
         return []
-    for one in installed()[0]:
-        if not one.supports(case) or (names is not None and one.name not in names):
-            continue
+    for one in contestants:
         try:
             calls = one.calls(case, data)
             mistake = compare(case, one.answer(case, calls[0]()), truth, one.slack)

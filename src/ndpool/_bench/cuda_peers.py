@@ -203,14 +203,18 @@ class CuPy(Contestant):
         return (self.torch.from_dlpack(raw),)
 
 
+_KINDS = {kind.name: kind for kind in (Contestant, Eager, Compiled, JaxCuda, CuPy)}
+NAMES = tuple(_KINDS)
+
+
 @cache
-def installed() -> tuple[tuple[Contestant, ...], dict[str, str]]:
-    """The contestants that are installed, and a note for each that is not."""
+def installed(names: tuple[str, ...] = NAMES) -> tuple[tuple[Contestant, ...], dict[str, str]]:
+    """The contestants of these names that are installed, and a note for each that is not."""
     ready: list[Contestant] = []
     missing: dict[str, str] = {}
-    for kind in (Contestant, Eager, Compiled, JaxCuda, CuPy):
+    for name, kind in _KINDS.items():
         try:
-            ready.append(kind())
+            ready += [kind()] if name in names else []
         except ImportError as error:
-            missing[kind.name] = f"not installed: {error}"
+            missing[name] = f"not installed: {error}"
     return tuple(ready), missing
