@@ -51,7 +51,7 @@ def backward(
     has_index: bool,
     divides: bool,
     divisor: int,
-    scaled: bool = False,
+    scaled: int = 0,
 ) -> Launch | None:
     """Return the launcher that writes the gradient of the input, or None if `grad` must be packed first.
 
@@ -151,7 +151,7 @@ def _transposed(plan: Plan) -> Plan:
 
 
 def _over_transposed(
-    plan: Plan, axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: bool
+    plan: Plan, axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: int
 ) -> Launch | None:
     """The gradient of sums with stride 1: a sum over the transposed plan, of long windows axis by axis."""
     shape, stride, out_shape, out_stride = arrays[:4]
@@ -174,7 +174,7 @@ def _over_transposed(
 
 
 def _in_two_passes(
-    parts: tuple[Plan, Plan], axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: bool
+    parts: tuple[Plan, Plan], axes: tuple[int, ...], arrays: Arrays, divides: bool, by: int, scaled: int
 ) -> Launch | None:
     """Sums over the transposed plan along the last axis, then along the others."""
     down, along = parts

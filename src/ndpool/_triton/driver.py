@@ -97,24 +97,25 @@ def starter(
         return None
     context = ctypes.c_void_p()
     library.cuCtxGetCurrent(ctypes.byref(context))
-    size = ctypes.c_size_t(len(packed))
+    function, size = ctypes.c_void_p(kernel), ctypes.c_size_t(len(packed))
     padded = packed + bytes(-len(packed) % 8)
     attributes = (_Attribute * 1)()
     attributes[0].id, attributes[0].value[0] = _SERIALIZATION, 1
     block = (32 * about.num_warps, 1, 1)
-    launch = library["cuLaunchKernelEx"]  # a function object of its own
-    launch.argtypes = [ctypes.c_void_p] * 4
-    free: list[tuple[Any, ...]] = []
+    launch = library["cuLaunchKernelEx"]
+    free: list[list[Any]] = []
     take, give = free.pop, free.append
 
-    def new() -> tuple[Any, ...]:
+    def new() -> list[Any]:
         words = (ctypes.c_uint64 * (len(padded) // 8)).from_buffer_copy(padded)
         config = _Config(
             grid, block, about.shared, None, ctypes.addressof(attributes), int(bool(about.launch_pdl))
         )
         given = (_BUFFER, ctypes.addressof(words), _SIZE, ctypes.addressof(size), _END)
         pointers = (ctypes.c_void_p * len(given))(*given)
-        return words, config, ctypes.addressof(config), ctypes.addressof(pointers), pointers
+        # Arguments that need no conversion.
+        reference, arguments = (ctypes.c_void_p(ctypes.addressof(a)) for a in (config, pointers))
+        return [None, words, config, reference, arguments, pointers]
 
     def start(stream: int, x: int, y: int, extra: int, *more: int) -> None:
         # Each call has its own memory for what changes: several threads may start the same kernel.
@@ -122,15 +123,16 @@ def starter(
             memory = take()
         except IndexError:
             memory = new()
-        words, config, reference, arguments, _ = memory
+        last, words, config, reference, arguments, _ = memory
         words[0], words[1], words[2] = x, y, extra
         if more:
             words[3:n_arrays] = more
-        config.stream = stream
-        error = launch(reference, kernel, None, arguments)
+        if stream != last:
+            config.stream = memory[0] = stream
+        error = launch(reference, function, None, arguments)
         if error == _INVALID_CONTEXT:  # a thread has none before its first call of the CUDA runtime
             library.cuCtxSetCurrent(context)
-            error = launch(reference, kernel, None, arguments)
+            error = launch(reference, function, None, arguments)
         give(memory)
         if error:
             raise RuntimeError(f"ndpool: the CUDA driver could not start a kernel: {_text(library, error)}")

@@ -54,12 +54,12 @@ def forward(
     kind: int,
     divides: bool,
     divisor: int,
-    scaled: bool = False,
+    scaled: int = 0,
 ) -> Launch | None:
     """Return the launcher that writes the results, or None if the input must be packed first.
 
-    With `scaled`, results are multiplied by an array laid out as they are, which the kernel gets in place of
-    offsets; None if only another kernel than the strip kernel computes these windows.
+    With `scaled`, results are multiplied (1) or divided (2) by an array laid out as they are, which the
+    kernel gets in place of offsets; None if only another kernel than the strip kernel computes these windows.
     """
     dtype, result, device, aligned = arrays[4:]
     shorter = simplified(plan, axes, op < SUM or not divides, kind == INDEX64)

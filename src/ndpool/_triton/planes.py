@@ -17,7 +17,6 @@ from ndpool._plan import AxisPlan, Plan
 from ndpool._triton import tuning
 from ndpool._triton.kernels import channels_last
 from ndpool._triton.kernels import plane_backward as gradient_kernel
-from ndpool._triton.kernels import plane_forward as plane_kernel
 from ndpool._triton.kernels.indexing import Division, Sizes
 from ndpool._triton.kernels.reducers import Gather, Reduce
 from ndpool._triton.launch import (
@@ -37,7 +36,7 @@ from ndpool._triton.launch import (
     whole_planes,
     window_table,
 )
-from ndpool._triton.memory import LIMIT, Layout, layout_of, next_power, widest, widest_or_one
+from ndpool._triton.memory import LIMIT, Layout, layout_of, widest, widest_or_one
 from ndpool._triton.segments import segments
 
 
@@ -46,9 +45,6 @@ def plane_forward(
 ) -> Launch:
     """Reduce contiguous planes in one pass, or in two if there are too few to fill the device."""
     size, n_planes = axes[2].size, layout.sizes[1] * layout.sizes[2]
-    found = _small_planes(size, layout, itemsize, by, reduce) if size <= tuning.LARGE_PLANE else None
-    if found is not None:
-        return found
     n = plane_pieces(size, n_planes)
     cut_axis = all_of(size).axes[0].divided(n) if n > 1 else None
     if cut_axis is None or reduce.COMPUTE not in (tl.float32, tl.float64):
@@ -79,52 +75,6 @@ def plane_forward(
         put(parts, y, extra)
 
     return launch
-
-
-def _small_planes(size: int, layout: Layout, itemsize: int, by: int, reduce: Reduce) -> Launch | None:
-    """Planes that are read at once, or None if that takes too many threads."""
-    n_planes = layout.sizes[1] * layout.sizes[2]
-    # Contiguous planes are read by full vectors, even where a vector spans two planes.
-    dense = layout.leads < 2 and layout.input_strides[1] in (0, size)
-    pitches = [size * n_planes] if dense else [size, *layout.input_strides[1:3]]
-    unit = widest(itemsize, *pitches)
-    shifted = size % unit > 0
-    vectors = -(-(size + (unit - 1) * shifted) // unit)
-    # About seven vectors of a plane per thread; neighbouring threads read 32 bytes or more.
-    lanes = next_power(-(-vectors // max(1, min(7, 56 // unit))))
-    lanes = max(lanes, 32 if unit == 1 else 2 if itemsize < 4 else 4)
-    threads = max(lanes, tuning.THREADS if reduce.OP == SUM or itemsize > 2 else tuning.THREADS // 2)
-    parts, small = -(-vectors // lanes), size <= tuning.SMALL_PLANE
-    if not small:
-        # Few kernels for all sizes: always as many loads, by one of a few numbers of lanes.
-        unit = widest_or_one(itemsize, *pitches)
-        shifted = dense and unit > 1
-        vectors = -(-(size + (unit - 1) * shifted) // unit)
-        parts, lanes = 8, next((n for n in tuning.PLANE_LANES if 8 * n >= vectors), 0)
-        if not lanes:
-            return None
-        threads = max(lanes, tuning.THREADS)
-    width = lanes * unit
-    block = plane_kernel.Block(
-        PLANES=max(1, min(threads // lanes, next_power(n_planes))),
-        WIDTH=width,
-        UNIT=unit,
-        SHIFTED=shifted,
-        PARTS=parts,
-        FULL=min(parts, size // width) if small else 0,
-    )
-    arguments = (
-        lanes_of(n_planes, 1, 1, layout),
-        strides_of(layout.input_strides, layout),
-        strides_of(layout.output_strides, layout),
-        size,
-        Division(by, 1 / by),
-        constant(block),
-        memory_of(layout),
-        constant(reduce),
-    )
-    grid = -(-n_planes // block.PLANES)
-    return launcher(plane_kernel.plane_forward_kernel, grid, arguments, threads // 32, itemsize < 16)
 
 
 def plane_pieces(size: int, n_planes: int) -> int:

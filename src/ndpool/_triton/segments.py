@@ -26,7 +26,7 @@ from ndpool._triton.launch import (
     strides_of,
     window_table,
 )
-from ndpool._triton.memory import BYTES, Layout, next_power
+from ndpool._triton.memory import BYTES, LIMIT, Layout, next_power, widest, widest_or_one
 from ndpool.geometry import AxisPlan
 
 
@@ -60,6 +60,25 @@ def segment_shape(
     return unit, lanes, vectors, (4 if narrow and with_offsets else 8) // vectors
 
 
+def plane_shape(size: int, n_planes: int, layout: Layout, itemsize: int) -> tuple[int, int, int]:
+    """Elements per vector, threads per plane, and vectors of a thread; 0 of these for planes to loop over."""
+    # Contiguous planes are read by full vectors, even where a vector spans two planes.
+    gapless = layout.leads < 2 and layout.input_strides[1] in (0, size)
+    pitches = [size * n_planes] if gapless else [size, *layout.input_strides[1:3]]
+    if size <= tuning.SMALL_PLANE:
+        unit = widest(itemsize, *pitches)
+        vectors = -(-(size + (unit - 1) * (size % unit > 0)) // unit)
+        # About seven vectors of a plane per thread; neighbouring threads read 32 bytes or more.
+        lanes = next_power(-(-vectors // max(1, min(7, 56 // unit))))
+        lanes = max(lanes, 32 if unit == 1 else 2 if itemsize < 4 else 4)
+        return unit, lanes, -(-vectors // lanes)
+    # Few kernels for all sizes: always as many loads, by one of a few numbers of lanes.
+    unit = widest_or_one(itemsize, *pitches)
+    most = -(-(size + unit - 1) // unit) if size <= tuning.LARGE_PLANE else LIMIT
+    lanes = next((n for n in tuning.PLANE_LANES if 8 * n >= most), 0)
+    return unit, lanes, 8 if lanes else 0
+
+
 def segments(
     axes: tuple[AxisPlan, ...],
     layout: Layout,
@@ -89,8 +108,13 @@ def segments(
     if not packed(axes, layout) or prod(a.size for a in axes) * n_planes % unit:
         unit, lanes, vectors, rows = segment_shape(last.kernel, BYTES, *how)  # single elements
     loop = last.kernel + unit - 1 > lanes * unit * vectors or lanes > 32
-    windows = max(1, tuning.THREADS // lanes)
     full, least = max(0, vectors // 2 - 1), int(last.windows()[1].min())
+    small = plane_shape(last.size, n_planes, layout, itemsize) if whole and not pieces else (0, 0, 0)
+    if small[2]:
+        loop, (unit, lanes, vectors) = False, small
+        full = vectors if last.size <= tuning.SMALL_PLANE else 0
+        full = min(full, last.size // (lanes * unit))
+    windows = max(1, tuning.THREADS // lanes)
     block = Block(
         UNIT=unit,
         WIDTH=lanes * unit,

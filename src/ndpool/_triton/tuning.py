@@ -50,7 +50,7 @@ LARGE_RESULT = 2**24  # elements from which lanes of disjoint channels-last wind
 # Gradients of max pooling, scattered into zeros.
 SPARSE = 16  # inputs per output from which this pays; a half or a quarter where gathers are slow
 SHARED = 32  # windows that contain one input, up to which this pays where gathers are slow; else a quarter
-SCATTER_WORK = 4  # windows per input that it visits, up to which this pays in volumes with larger overlaps
+SCATTER_WORK = 2  # windows per input that it visits, up to which this pays in volumes with larger overlaps
 SHORT_ROW = 256  # bytes of a row
 ZEROS = 2**16  # bytes of a plane that one program fills with zeros
 FEW_PLANES = 512  # too few to fill the device

@@ -26,7 +26,7 @@ class Reduce(NamedTuple):
 
     OP: Any
     KIND: Any  # of offsets: none, 8 or 32 bits, or indices
-    SCALED: Any  # whether results are multiplied by an array
+    SCALED: Any  # not, multiplied by an array, or divided by it
     DIVIDE: Any  # not, by one divisor, or by that of each window
     IDENTITY: Any
     COMPUTE: Any  # the type of sums and comparisons
@@ -288,9 +288,15 @@ def share_of(first, kernel, step, lo, hi):
 
 @triton.jit
 def scaled(total, factors, ok, SCALED: tl.constexpr):
-    """The sums times the elements at `factors`, in the backward pass of a norm; otherwise unchanged."""
-    if SCALED:
+    """The sums times the elements at `factors`, or divided by them with 0 for a division by 0.
+
+    For the backward pass of a norm; other sums are unchanged.
+    """
+    if SCALED == 1:
         total = total * widen(tl.load(factors, mask=ok, other=0), total.dtype)
+    elif SCALED == 2:
+        by = widen(tl.load(factors, mask=ok, other=0), total.dtype)
+        total = tl.where(by == 0, 0, total / tl.where(by == 0, 1, by))
     return total
 
 

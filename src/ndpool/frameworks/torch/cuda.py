@@ -17,16 +17,15 @@ from torch import Tensor
 
 from ndpool import _record
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET32, Call, Unpool
-from ndpool._plan import Plan, positions, with_sizes
+from ndpool._plan import AxisPlan, Plan, positions, with_sizes
 from ndpool._policy import wrong_index
 from ndpool._triton import tuning
 from ndpool._triton import unpool as unpooling
 from ndpool._triton.backward import backward
 from ndpool._triton.decompose import passes, pieces, steps
 from ndpool._triton.forward import forward
-from ndpool._triton.launch import MAX, all_of, tables
+from ndpool._triton.launch import MAX, SUM, all_of, tables
 from ndpool._triton.memory import Arrays
-from ndpool._triton.norms import norm_quotient
 from ndpool._triton.planes import kind_of_planes
 from ndpool.frameworks.torch.tensors import (
     EXTRA_DTYPES,
@@ -38,6 +37,8 @@ from ndpool.frameworks.torch.tensors import (
     pooled_last,
 )
 from ndpool.reductions import REDUCTIONS, Reduction
+
+_ROW = 64  # elements of a row as which flat memory is read: of longer ones a thread reads two vectors
 
 
 def pool(call: Call, x: Tensor, last: bool | None = None, targets: tuple[Tensor, ...] = ()) -> Any:
@@ -312,7 +313,7 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tenso
 
 
 def backward_launch(
-    call: Call, grad: Tensor, result: Tensor, has_index: bool, aligned: bool, scaled: bool = False
+    call: Call, grad: Tensor, result: Tensor, has_index: bool, aligned: bool, scaled: int = 0
 ) -> Any:
     """The kernel that writes the gradient `result` of the input, or None if `grad` must be packed first."""
     memory = (result.shape, result.stride(), grad.shape, grad.stride())
@@ -362,15 +363,42 @@ def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, las
 
     `call` is the sum or average inside the norm.
     """
-    x, shares = materialized(x), norm_quotient(materialized(grad), y, taps)
+    grad, x = materialized(grad), materialized(x)
+    shares = _quotient(grad * taps if taps > 1 else grad, y)
     result = empty(x, x.shape, shares.dtype, last, len(call.axes))
     fits = result.numel() and x.stride() == result.stride() and x.dtype is result.dtype
     if fits and (x.data_ptr() | shares.data_ptr() | result.data_ptr()) % 16 == 0:
-        run = backward_launch(call, shares, result, has_index=False, aligned=True, scaled=True)
+        run = backward_launch(call, shares, result, has_index=False, aligned=True, scaled=1)
         if run is not None:
             _on_device(run, shares, x, result)
             return result
     return _backward(call, shares, None, last).mul_(x)
+
+
+def _quotient(grad: Tensor, y: Tensor) -> Tensor:
+    """grad / y, and 0 where y is 0, laid out as y."""
+    result, n = torch.empty_like(y), y.numel()
+    gapless = sum((size - 1) * step for size, step in zip(y.shape, y.stride(), strict=True)) + 1 == n
+    if not n or not gapless or result.stride() != y.stride():
+        zero = y == 0
+        return torch.where(zero, 0, grad / torch.where(zero, 1, y))
+    if grad.stride() != y.stride():
+        grad = torch.empty_like(y).copy_(grad)
+    aligned = (grad.data_ptr() | y.data_ptr() | result.data_ptr()) % 16 == 0
+    _on_device(_quotient_launch(n, y.dtype, y.device, aligned), grad, result, y)
+    return result
+
+
+@lru_cache(1024)
+def _quotient_launch(n: int, dtype: torch.dtype, device: torch.device, aligned: bool) -> Any:
+    """Sums over windows of one element, divided by an array."""
+    row = _ROW if n % _ROW == 0 else n
+    memory = ((n // row, row), (row, 1))
+    arrays = Arrays(*memory, *memory, dtype, dtype, device, aligned)
+    single = Plan([AxisPlan(row, row, 1, 1, 1, 0, (0, row))])
+    run: Any = forward(single, (1,), arrays, SUM, NO_EXTRA, divides=False, divisor=0, scaled=2)
+    run.direction = "backward"
+    return run
 
 
 def gather(call: Call, x: Tensor, offsets: Tensor, last: bool) -> Tensor:
