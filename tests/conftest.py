@@ -15,6 +15,9 @@ from fences import poisoned_results
 
 # Otherwise PyTorch's compiler first compiles a program to see whether the processor's vectors can be used.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Otherwise PyTorch's threads stay awake after every call, and take processors from other workers. Its library
+# reads this when it is loaded; processes that tests start inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Background jobs may start with SIGINT ignored, which processes that tests start and interrupt would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ.get("TRITON_INTERPRET") == "1":

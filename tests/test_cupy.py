@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import partial
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
 
@@ -210,6 +211,7 @@ def repeated(cupy, monkeypatch):
     def with_kernels(*call):
         prepared = recall(*call)
         if prepared:
+            prepared = partial(prepared)  # which can have attributes
             prepared.steps = tuple(((2, 3, 4), torch.float32, kernel) for kernel in kernels)
         return prepared
 

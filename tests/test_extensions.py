@@ -34,6 +34,7 @@ class ToyFramework:
 
     plain = staticmethod(lambda x: False)  # no prepared calls
     traced = None  # sizes are always numbers
+    quick = None
 
     @staticmethod
     def run(call, x):

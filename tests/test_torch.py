@@ -616,6 +616,25 @@ def test_autocast():
         assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
+def _shrunk(offsets):
+    offsets.untyped_storage().resize_(16)
+    return offsets
+
+
+@pytest.mark.parametrize("side", [8, 40])
+@pytest.mark.parametrize(
+    "change",
+    [lambda t: t[:1], lambda t: t.flatten()[:10], lambda t: t.to("meta"), lambda t: t[..., :1], _shrunk],
+)
+def test_offsets_that_a_hook_changed_are_not_read_past_their_end(change, side):
+    x = torch.randn(2, 64, side, side, requires_grad=True)
+    for _ in range(2):  # the second call is a prepared one
+        with torch.autograd.graph.saved_tensors_hooks(change, lambda t: t):
+            y = ndpool.max_pool2d(x, 3, 2)
+        with pytest.raises(ValueError, match=r"max_pool2d: (saved offsets|a tensor)"):
+            y.sum().backward()
+
+
 def test_checkpoint_hooks_retain_and_anomalies():
     """pytorch#111466: checkpointing, hooks, retained graphs and anomaly detection."""
     from torch.utils.checkpoint import checkpoint

@@ -8,47 +8,12 @@
 #include <bit>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
+
+#include "python/tensors.h"
 
 namespace ndpool {
 namespace {
-
-namespace nb = nanobind;
-using std::int64_t;
-
-// A tensor as DLPack's C exchange (version 1) describes it.
-struct Tensor {
-  void* data;
-  std::int32_t device, device_id, ndim;
-  std::uint8_t code, bits;
-  std::uint16_t lanes;
-  int64_t *shape, *strides;
-  std::uint64_t byte_offset;
-};
-
-// The exchange of the one framework that supports it, and the base class of its tensors.
-struct Exchange {
-  int (*read)(void*, Tensor*) = nullptr;
-  PyTypeObject* type = nullptr;
-
-  bool reads(PyObject* object) const { return read && PyObject_TypeCheck(object, type); }
-};
-Exchange exchange;
-
-bool set_exchange(nb::handle type, nb::handle capsule) {
-  struct Table {
-    std::uint32_t major, minor;
-    void* previous;
-    void *allocate, *from_object, *to_object;
-    int (*read)(void*, Tensor*);
-  };
-  if (!PyType_Check(type.ptr()) || !PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return false;
-  const auto* table = static_cast<const Table*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (table->major != 1 || !table->read) return false;
-  type.inc_ref();
-  capsule.inc_ref();
-  exchange = {table->read, reinterpret_cast<PyTypeObject*>(type.ptr())};
-  return true;
-}
 
 // Arguments are compared by type and value: 2, 2.0 and True are three keys, (2, 2) and [2, 2] one. The GIL protects it.
 class CallCache {
@@ -83,7 +48,7 @@ private:
     Key(nb::handle function, nb::handle x, nb::handle arguments, nb::handle indices) {
       add(reinterpret_cast<std::uintptr_t>(function.ptr()));
       add(reinterpret_cast<std::uintptr_t>(Py_TYPE(x.ptr())));
-      if (exchange.reads(x.ptr()))
+      if (tensors.has(x.ptr()))
         tensor(x.ptr());
       else
         array(x);
@@ -112,7 +77,7 @@ private:
     void refuse() { n_ = most + 1; }
     void tensor(PyObject* x) {
       Tensor t;
-      if (exchange.read(x, &t)) return PyErr_Clear(), refuse();  // a sparse tensor, for one
+      if (!tensors.read(x, t)) return PyErr_Clear(), refuse();  // a sparse tensor, for one
       if (t.ndim && !t.strides) return refuse();
       add(std::uint64_t(std::uint32_t(t.device)) << 32 | std::uint32_t(t.device_id));
       add(std::uint64_t(t.code) << 32 | std::uint64_t(t.bits) << 16 | t.lanes);

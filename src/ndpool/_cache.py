@@ -94,3 +94,4 @@ def _typed(values: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
 
 cache: Any = core.CallCache() if BUILT else CallCache()
 recall, remember = cache.get, cache.put
+run_prepared: Any = cache.run if BUILT else None

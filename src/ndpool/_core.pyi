@@ -1,4 +1,5 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -30,6 +31,40 @@ class Call:
     ) -> None: ...
     def run(self, x: Any, y: Any, extra: Any) -> bool: ...
 
+class TensorCall:
+    def __init__(
+        self,
+        call: Call,
+        usual: Callable[[Any, Any], Any],
+        allocate: Callable[..., Any],
+        result: tuple[Any, ...],
+        extra: tuple[Any, ...] | None,
+        bytes: int,
+        item: int,
+    ) -> None: ...
+    def __call__(self, x: Any, out: Any) -> Any: ...
+
+class TensorTraining:
+    def __init__(
+        self,
+        forward: Call,
+        backward: Call,
+        usual_forward: Callable[[Any, Any], Any],
+        usual_backward: Callable[[Any, Any], Any],
+        allocate: Callable[..., Any],
+        result: tuple[Any, ...],
+        offsets: tuple[Any, ...] | None,
+        grad: tuple[Any, ...],
+        packed: int,
+        bytes: int,
+        results: int,
+        item: int,
+        offset_item: int,
+        keeps_input: bool,
+    ) -> None: ...
+    def forward(self, context: Any, x: Any) -> Any: ...
+    def backward(self, context: Any, grad: Any) -> Any: ...
+
 class CallCache:
     def __len__(self) -> int: ...
     def clear(self) -> None: ...
@@ -37,11 +72,19 @@ class CallCache:
     def put(
         self, function: object, x: Any, arguments: tuple[Any, ...], indices: bool, value: object
     ) -> None: ...
+    def run(self, function: object, x: Any, arguments: tuple[Any, ...], indices: bool) -> Any: ...
 
 def set_recording(on: bool) -> None: ...
 def recorded() -> list[tuple[str, str, str, int]]: ...
 def set_serial_bytes(n: int) -> int: ...
-def set_exchange(type: type, capsule: object) -> bool: ...
+def set_tensors(
+    types: tuple[type, ...],
+    capsule: object,
+    watchers: tuple[Callable[[], Any], ...],
+    level: ModuleType,
+    grad_enabled: Callable[[], bool],
+    legacy_batch: Callable[[Any], bool],
+) -> bool: ...
 def forward(
     plan: Plan,
     op: int,

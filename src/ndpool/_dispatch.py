@@ -20,6 +20,9 @@ class Framework(Protocol):
     plain: Callable[[Any], bool] | None
     # Whether the sizes of an array may be symbolic, so that its plan is made later; None: never.
     traced: Callable[[Any], bool] | None
+    # Runs the prepared call of (function, array, arguments, indices), if there is one for a plain array;
+    # otherwise None, as is a framework's that leaves all to `plain`, `recall` and `prepare`.
+    quick: Callable[[Function, Any, tuple[Any, ...], bool], Any] | None
 
     def run(self, call: Call, x: Any) -> Any:
         """Pool `x`: values, or values and indices."""

@@ -36,8 +36,12 @@ def run(
     if package is None:
         return adapter_of(function.name, x).pool(run, function, x, arguments, indices, asked)
     framework: Framework = loaded[package]
+    key = arguments if asked is PLAIN else (*arguments, asked.divisor, asked.norm)
+    if asked.dtype is None and asked.out is None and framework.quick is not None:
+        result = framework.quick(function, x, key, indices)
+        if result is not None:
+            return result
     if asked.dtype is None and (framework.plain is None or framework.plain(x)):
-        key = arguments if asked is PLAIN else (*arguments, asked.divisor, asked.norm)
         prepared = framework.recall(function, x, key, indices)
         if prepared is None:
             call = _call(framework, function, x, arguments, indices, asked)

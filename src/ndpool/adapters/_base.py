@@ -126,6 +126,7 @@ class Adapter:
 class Adapted:
     """An adapter as a framework, for calls that are already made: blocks of a larger array, coordinates."""
 
+    quick = None
     traced = None
 
     def __init__(self, adapter: Adapter) -> None:

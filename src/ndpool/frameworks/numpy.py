@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ndpool import geometry
 from ndpool._arguments import input_name
-from ndpool._cache import has_large_tables, recall, remember
+from ndpool._cache import has_large_tables, recall, remember, run_prepared
 from ndpool._call import INDEX64, NO_EXTRA, OFFSET8, OFFSET32, Call, Saved, Unpool
 from ndpool._native import core, core_plan
 from ndpool._plan import with_sizes
@@ -36,9 +36,21 @@ from ndpool._policy import (
 from ndpool._record import note_copy
 from ndpool.reductions import REDUCTIONS, Reduction
 
-__all__ = ["backward", "fractional", "plain", "prepare", "recall", "remember", "run", "traced", "unpool"]
+__all__ = [
+    "backward",
+    "fractional",
+    "plain",
+    "prepare",
+    "quick",
+    "recall",
+    "remember",
+    "run",
+    "traced",
+    "unpool",
+]
 
 plain = None  # prepared calls may always run
+quick = run_prepared
 traced = None  # sizes are always numbers
 
 # bfloat16 is the dtype of another package and is added when its first array arrives.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ndpool._call import Call
 
-__all__ = ["Source", "plain", "run", "traced"]
+__all__ = ["Source", "plain", "quick", "run", "traced"]
 
 Box = tuple[slice, ...]  # one slice with a start and a stop per axis
 
@@ -25,6 +25,7 @@ def plain(x: Source) -> bool:
 
 
 traced = None  # sizes are always numbers
+quick = None
 
 
 class Source:

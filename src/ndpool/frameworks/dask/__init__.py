@@ -33,6 +33,8 @@ BAND_BYTES = 1 << 27  # of an unpooled block: larger planes are made in bands
 class Dask:
     """The framework. `framework_of` finds that of a block."""
 
+    quick = None
+
     def __init__(self, framework_of: Callable[[str, Any], Any]) -> None:
         self.framework_of = framework_of
 

@@ -46,9 +46,10 @@ from ndpool.frameworks.jax.primitives import (
     windows_of,
 )
 
-__all__ = ["fractional", "plain", "run", "traced", "unpool"]
+__all__ = ["fractional", "plain", "quick", "run", "traced", "unpool"]
 
 traced = None  # sizes are always numbers
+quick = None
 _MAX_INDEX = 2**31 - 1  # of 32 bits
 _MAX_TAPS = 2**31 - 1  # whose offsets fit
 

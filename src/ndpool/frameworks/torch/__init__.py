@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 
 from ndpool._arguments import check_int, input_name
-from ndpool._cache import recall, remember
+from ndpool._cache import recall, remember, run_prepared
 from ndpool._call import INDEX64, Call, Saved, Unpool
-from ndpool._native import BUILT, core
 from ndpool._plan import with_sizes
 from ndpool._policy import (
     DTYPES,
@@ -33,6 +33,7 @@ from ndpool._policy import (
 from ndpool.frameworks.torch import autograd, exporting, kernels, operators
 from ndpool.frameworks.torch.prepared import prepare
 from ndpool.frameworks.torch.tensors import (
+    EXCHANGED,
     FAILURES,
     KIND,
     NAMES,
@@ -48,10 +49,26 @@ from ndpool.frameworks.torch.tensors import (
 from ndpool.geometry import norm_taps
 from ndpool.reductions import REDUCTIONS
 
-__all__ = ["backward", "fractional", "plain", "prepare", "recall", "remember", "run", "traced", "unpool"]
+__all__ = [
+    "backward",
+    "fractional",
+    "plain",
+    "prepare",
+    "quick",
+    "recall",
+    "remember",
+    "run",
+    "traced",
+    "unpool",
+]
 
-if BUILT and hasattr(Tensor, "__dlpack_c_exchange_api__"):
-    core.set_exchange(Tensor, Tensor.__dlpack_c_exchange_api__)
+
+def _run_prepared(function: Any, x: Tensor, arguments: tuple[Any, ...], indices: bool) -> Any:
+    # Checked here, where a compiler sees it; the core checks the rest of `plain`.
+    return None if is_dynamo_compiling() else run_prepared(function, x, arguments, indices)
+
+
+quick = _run_prepared if EXCHANGED else None
 
 
 def run(call: Call, x: Tensor) -> Any:

@@ -81,6 +81,11 @@ def sum_backward(call: Call, grad: Tensor, last: bool) -> Any:
 
 def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Any:
     """The gradient of max and min pooling, gathered by offsets."""
+    if offsets.shape != grad.shape:  # hooks may change what was saved
+        raise ValueError(
+            f"{call.function}: saved offsets must have the shape of the gradient, {tuple(grad.shape)}; "
+            f"got {tuple(offsets.shape)}"
+        )
     found = _kernels(grad, len(call.axes))
     if found is None:
         return _on_cpu(cpu.max_backward, call, grad, offsets, last)

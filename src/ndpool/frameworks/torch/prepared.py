@@ -38,6 +38,7 @@ from ndpool.frameworks.torch.autograd import (
 )
 from ndpool.frameworks.torch.tensors import (
     CODES,
+    EXCHANGED,
     EXTRA_DTYPES,
     FAILURES,
     FORMATS,
@@ -114,7 +115,6 @@ class Training(NamedTuple):
     packed_bytes: int  # of offsets in a bytearray; 0: they need a tensor, or there are none
     keeps_input: bool  # small enough to be saved for second derivatives
     extent: int  # bytes from the first element of the input to its last
-    result_bytes: int
     itemsize: int
 
 
@@ -127,12 +127,13 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
 
     def core_call(call: Call, kind: int, x: Any, y: Any, backward: bool = False) -> Any:
         how = (code, axes, kind, call.reduction.divides, backward, call.divisor, call.norm)
-        return core.Call(core_plan(plan), call.reduction.op, x, y, *how).run
+        return core.Call(core_plan(plan), call.reduction.op, x, y, *how)
 
     try:
-        run = core_call(call, call.extra, source, target)
+        kept = core_call(call, call.extra, source, target)
     except ValueError:  # `run` raises it again, in the name of the function
         return None
+    run = kept.run
     bytes_needed, itemsize, dtype = extent(x), x.itemsize, x.dtype
     training = train = None
     if code >= FIRST_FLOAT and call.extra == NO_EXTRA:
@@ -150,12 +151,11 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
             new_grad=new_grad,
             outs=shape,
             stride=stride,
-            forward=core_call(call, kind, source, target) if has_index else run,
+            forward=core_call(call, kind, source, target) if has_index else kept,
             backward=core_call(linear, kind, target, (0, x.shape, grad_stride), True),
             packed_bytes=prod(shape) * EXTRA_DTYPES[kind].itemsize if has_index and small else 0,
             keeps_input=x.numel() <= 4 * _SMALL and (small or not has_index),
             extent=bytes_needed,
-            result_bytes=prod(shape) * itemsize,
             itemsize=itemsize,
         )
 
@@ -189,7 +189,7 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
             raise renamed(fn, error) from None
 
     if call.extra == NO_EXTRA:
-        return prepared
+        return _quick(kept, prepared, new, None, x)
     new_extra, _ = _new(x, shape, EXTRA_DTYPES[call.extra], last, n_axes)
 
     def prepared_with_indices(x: Tensor, out: Any) -> Any:
@@ -203,61 +203,67 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
         except FAILURES as error:
             raise renamed(fn, error) from None
 
-    return prepared_with_indices
+    return _quick(kept, prepared_with_indices, new, new_extra, x)
+
+
+def _quick(
+    call: Any, usual: Callable[[Tensor, Any], Any], new: Any, new_extra: Any, x: Tensor
+) -> Callable[[Tensor, Any], Any]:
+    """A prepared call that the core runs without Python, where it can have PyTorch allocate the results."""
+    if _empty_cpu is None or not EXCHANGED:
+        return usual
+    extra = None if new_extra is None else new_extra.args
+    return core.TensorCall(call, usual, _empty_cpu, new.args, extra, extent(x), x.itemsize)
 
 
 def _train_cpu(t: Training) -> Callable[[Tensor], Tensor]:
     """A prepared call with its backward pass, in reverse mode alone.
 
-    Each prepared call has a class: arguments of a `Function` besides the tensor cost time in both passes.
+    Each prepared call has a class: arguments of a `Function` besides the tensor cost time in both passes. The
+    core has both passes without Python code, and leaves to these what is not plain.
     """
-    has_offsets, new, forward_pass, backward_pass = t.new_offsets is not None, t.new, t.forward, t.backward
+    has_offsets = t.new_offsets is not None
 
-    class TrainCpu(Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Any:
-            if x.untyped_storage().nbytes() < t.extent + x.storage_offset() * t.itemsize:
-                check_memory(x)
-            y: Tensor = new()
-            packed = offsets = None
-            if t.packed_bytes:  # few offsets need no tensor
-                packed = bytearray(t.packed_bytes)
-                done = forward_pass(x, y, packed)
-            else:
-                offsets = t.new_offsets() if has_offsets else None
-                done = forward_pass(x, y, offsets)
-            if not done:  # misaligned memory, or an implicit zero
-                packed = None
-                found = cpu.pool(t.call._replace(extra=t.kind), x, t.last)
-                y, offsets = found if has_offsets else (found, None)
-            # The graph keeps a leaf anyway, and keeping a small input costs less than a link to it.
-            kept = t.keeps_input and not x.is_leaf
-            if offsets is not None:
-                ctx.save_for_backward(*((offsets, x) if kept else (offsets,)))
-            elif kept:
-                ctx.save_for_backward(x)
-            ctx.packed = packed
-            return y
+    def forward(ctx: Any, x: Tensor) -> Any:
+        check_memory(x)
+        found = cpu.pool(t.call._replace(extra=t.kind), x, t.last)
+        y, offsets = found if has_offsets else (found, None)
+        # The graph keeps a leaf anyway, and keeping a small input costs less than a link to it.
+        kept = (x,) if t.keeps_input and not x.is_leaf else ()
+        ctx.save_for_backward(*(kept if offsets is None else (offsets, *kept)))
+        ctx.packed = None
+        return y
 
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Any:
-            offsets = ctx.packed
-            if offsets is None and has_offsets:
-                offsets = ctx.saved_tensors[0]
-            if grad.stride() == t.stride and undifferentiated(grad):
-                if grad.untyped_storage().nbytes() < t.result_bytes + grad.storage_offset() * t.itemsize:
-                    check_memory(grad)
-                result = t.new_grad()
-                if backward_pass(grad, result, offsets):
-                    return result
-            link = _link_of(ctx) if is_grad_enabled() else None
-            if not has_offsets:
-                return linked(sum_backward(grad, t.call, t.last), link)
-            if offsets is ctx.packed:
-                offsets = torch.frombuffer(offsets, dtype=EXTRA_DTYPES[t.kind]).as_strided(t.outs, t.stride)
-            return linked(max_backward(grad, offsets, t.call, t.last), link)
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        link = _link_of(ctx) if is_grad_enabled() else None
+        if not has_offsets:
+            return linked(sum_backward(grad, t.call, t.last), link)
+        if ctx.packed is None:
+            offsets = ctx.saved_tensors[0]
+        else:
+            offsets = torch.frombuffer(ctx.packed, dtype=EXTRA_DTYPES[t.kind]).as_strided(t.outs, t.stride)
+        return linked(max_backward(grad, offsets, t.call, t.last), link)
 
-    return direct(TrainCpu)
+    passes: tuple[Callable[[Any, Tensor], Any], Callable[[Any, Tensor], Any]] = forward, backward
+    if _empty_cpu is not None and EXCHANGED:
+        core_passes = core.TensorTraining(
+            t.forward,
+            t.backward,
+            *passes,
+            _empty_cpu,
+            t.new.args,
+            t.new_offsets.args if has_offsets and not t.packed_bytes else None,
+            t.new_grad.args,
+            t.packed_bytes,
+            t.extent,
+            prod(t.outs),
+            t.itemsize,
+            EXTRA_DTYPES[t.kind].itemsize if has_offsets else 1,
+            t.keeps_input,
+        )
+        passes = core_passes.forward, core_passes.backward
+    names = dict(zip(("forward", "backward"), map(staticmethod, passes), strict=True))
+    return direct(type("TrainCpu", (Function,), names))
 
 
 def _link_of(ctx: Any) -> Any:
@@ -277,7 +283,7 @@ class TrainNorm(Function):
     def forward(ctx: Any, x: Tensor, t: Training) -> Any:
         check_memory(x)
         y: Tensor = t.new()
-        if not t.forward(x, y, None):
+        if not t.forward.run(x, y, None):
             y = cpu.pool(t.call, x, t.last)
         ctx.save_for_backward(x, y)
         ctx.training = t

@@ -12,11 +12,12 @@ from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
+from torch._C._functorch import is_legacy_batchedtensor as is_legacy_batch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from ndpool._call import INDEX64, OFFSET8, OFFSET32
-from ndpool._native import core
+from ndpool._native import BUILT, core
 from ndpool._policy import DTYPES, FIRST_FLOAT, Described, Kind, check_dtype
 
 CODES: dict[torch.dtype, int] = {getattr(torch, name): code for code, name in enumerate(DTYPES)}
@@ -26,6 +27,20 @@ EXTRA_DTYPES = {OFFSET8: torch.uint8, OFFSET32: torch.int32, INDEX64: torch.int6
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 PLAIN_TYPES = {Tensor, torch.nn.Parameter}
 _SPATIAL = {3: (2,), 4: (3, 2), 5: (4, 3, 2)}
+
+# Whether the core reads tensors itself: then it checks, too, what `plain` and `undifferentiated` check.
+EXCHANGED = (
+    BUILT
+    and hasattr(Tensor, "__dlpack_c_exchange_api__")
+    and core.set_tensors(
+        (Tensor, torch.nn.Parameter),
+        Tensor.__dlpack_c_exchange_api__,
+        (dispatch_modes, is_tracing, transforms_active),
+        forward_ad,
+        is_grad_enabled,
+        is_legacy_batch,
+    )
+)
 
 
 def traced(x: Tensor) -> bool:

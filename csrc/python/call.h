@@ -1,0 +1,138 @@
+// Calls that come again and again: everything but the memory is known beforehand.
+#pragma once
+
+#include <optional>
+#include <utility>
+
+#include "python/tensors.h"
+#include "python/work.h"
+
+namespace ndpool {
+namespace {
+
+namespace nb = nanobind;
+
+// Shape and strides that an array must have, as another thread may have changed them since they were looked up.
+class Layout {
+public:
+  Layout() = default;
+  Layout(const Buffer& buffer, int64_t item) : item_(item), ndim_(buffer.ndim()) {
+    for (int a = 0; a < ndim_; ++a) shape_[a] = buffer.shape(a), stride_[a] = buffer.stride(a);
+  }
+
+  // `unit`: bytes that a stride counts.
+  template <class N> bool fits(int64_t item, int ndim, const N* shape, const N* stride, int64_t unit) const {
+    if (item != item_ || ndim != ndim_ || (ndim && !stride)) return false;
+    for (int a = 0; a < ndim; ++a)
+      if (shape[a] != shape_[a] || (shape[a] > 1 && stride[a] * unit != stride_[a])) return false;
+    return true;
+  }
+
+private:
+  int64_t item_ = 0;
+  int ndim_ = 0;
+  int64_t shape_[max_lead + max_axes], stride_[max_lead + max_axes];
+};
+
+// The memory of an array whose layout is known: an object with a buffer, a tensor, or none. An array of another layout
+// has none. `bytes`: of a buffer that is packed, whatever its shape; 0: its layout counts, too.
+class Memory {
+public:
+  Memory(nb::handle object, int64_t bytes, bool writable, const Layout& layout) {
+    if (object.is_none()) return;
+    if (PyObject_CheckBuffer(object.ptr())) {
+      if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
+        throw nb::python_error();
+      held_ = true;
+      if (bytes && view_.len != bytes) {
+        PyBuffer_Release(&view_);
+        fault("a buffer does not have the size it was announced with");
+      }
+      if (bytes || layout.fits(view_.itemsize, view_.ndim, view_.shape, view_.strides, 1))
+        data_ = static_cast<char*>(view_.buf);
+      return;
+    }
+    if (tensors.has(object.ptr())) {
+      Tensor tensor;
+      if (!tensors.read(object.ptr(), tensor)) throw nb::python_error();
+      constexpr std::int32_t cpu = 1;
+      const int64_t item = tensor.bits / 8;
+      if (tensor.device == cpu && layout.fits(item, tensor.ndim, tensor.shape, tensor.strides, item))
+        data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
+    } else {
+      data_ = reinterpret_cast<char*>(nb::cast<std::uintptr_t>(object.attr("data_ptr")()));
+    }
+  }
+  Memory(const Memory&) = delete;
+  ~Memory() {
+    if (held_) PyBuffer_Release(&view_);
+  }
+  char* data() const { return data_; }
+
+private:
+  Py_buffer view_;
+  bool held_ = false;
+  char* data_ = nullptr;
+};
+
+// A call that comes again and again: layouts and types are fixed, memory comes with each. Offsets lie as the pooled
+// values do, or as their gradient.
+class Call {
+public:
+  Call(nb::object plan, int op, const nb::tuple& x, const nb::tuple& y, int type,
+       const std::vector<int>& axes, int extra_kind, bool divide, bool backward, int64_t divisor, double norm)
+      : plan_(std::move(plan)) {
+    const Dtype dtype = Dtype(type);
+    const Extra kind = Extra(extra_kind);
+    if (backward && Op(op) == Op::lp) fault("the gradient of a norm needs more arrays");
+    const Buffer xb(x, dtype, false), yb(y, dtype, true);
+    std::optional<Buffer> eb;
+    if (kind != Extra::none) eb.emplace(backward ? x : y, extra_types[extra_kind], true);
+    const Plan& windows = nb::cast<const Plan&>(plan_);
+    const Buffer* extra = eb ? &*eb : nullptr;
+    work_ = backward
+                ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, divisor, norm)
+                : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, divisor, norm);
+    items_[0] = items_[1] = size_of(dtype);
+    items_[2] = size_of(extra_types[extra_kind]);
+    layouts_[0] = Layout(xb, items_[0]);
+    layouts_[1] = Layout(yb, items_[1]);
+    if (!extra) return;
+    layouts_[2] = Layout(*extra, items_[2]);
+    extra_bytes_ = items_[2];
+    for (int a = 0; a < extra->ndim(); ++a) extra_bytes_ *= extra->shape(a);
+  }
+
+  // Whether it was done: memory that is missing, misaligned or laid out in another way is left to others. Offsets are
+  // packed, whatever their shape.
+  bool run(nb::handle x, nb::handle y, nb::handle extra) {
+    const Memory xm(x, 0, false, layouts_[0]), ym(y, 0, true, layouts_[1]),
+        em(extra, extra_bytes_, true, layouts_[2]);
+    const char* data[] = {xm.data(), ym.data(), em.data()};
+    for (int i = 0; i < (work_.p.extra == Extra::none ? 2 : 3); ++i)
+      if (!data[i] || reinterpret_cast<std::uintptr_t>(data[i]) % items_[i]) return false;
+    Work work = work_;
+    work.p.x.data = xm.data();
+    work.p.y.data = ym.data();
+    work.p.extra_array.data = em.data();
+    if (kernels.load() != set_) {
+      set_ = kernels.load();
+      kernel_ = work.kernel();
+    }
+    const Kernel kernel = kernel_;  // another thread may change it as soon as the GIL is released
+    work.run(kernel);
+    return true;
+  }
+
+private:
+  nb::object plan_;  // its tables are read by the work
+  Work work_;
+  const Kernels* set_ =
+      nullptr;  // the instruction set of the kernel; layouts alone decide which kernel it is
+  Kernel kernel_;
+  int64_t items_[3], extra_bytes_ = 0;
+  Layout layouts_[3];
+};
+
+}  // namespace
+}  // namespace ndpool
