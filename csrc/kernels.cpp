@@ -36,52 +36,49 @@ Kernel backward_along(const Problem& p) {
   return p.x_type == Dtype::f64 ? backward_kernel<double>(p) : backward_kernel<float>(p);
 }
 
-// Short rows: planes side by side, where rows have no engine of their own. Disjoint windows that are long enough go along
-// the row all the same.
-constexpr int64_t short_row = 32, short_halves = 64, short_window = 4, short_windows = 13,
-                  longest_blocks = 160, few_planes_taps = 20;
+// The most inputs per row of outputs that are faster side by side than by an engine along the rows: float32, float64 and
+// halves, without codes and with them. Along a row every row of outputs takes its beginning; side by side every input is
+// transposed.
+struct Limits {
+  const char* engine;
+  double values[3], codes[3];
+};
+constexpr double always = 1e9;
+constexpr Limits limits[] = {{"blocks", {250, 155, 450}, {1200, 450, always}},
+                             {"rows", {420, 290, 450}, {always, always, always}},
+                             {"sliding", {20, 8, 75}, {30, 11, 36}}};
+constexpr int64_t short_row = 32;  // of integers
 
-// The longest rows that are faster side by side than by the general engine, if there is a plane for every lane.
-int64_t longest_beside(const Problem& p) {
-  const bool codes = p.extra != Extra::none, picks = p.op != Op::sum, signal = p.n_axes == 1;
-  if (p.x_type == Dtype::f64) return codes ? (signal ? 96 : 160) : picks ? 64 : short_row;
-  if (p.x_type == Dtype::f32) return codes ? (signal ? 144 : 192) : picks ? 96 : 64;
-  return p.x_type >= Dtype::f16 ? 192 : short_row;
-}
-
-// Whether windows of longer rows are so small that finding each costs more than folding it, above all with its place. Widths
-// that divide a vector have a way of their own.
-bool few_taps(const Problem& p) {
+// Whether the direct engine covers a row by so few vectors, for so many rows of each window, that transposing it is faster.
+bool slow_volume(const Problem& p, double used, int64_t lanes) {
   const Axis& last = p.axes[p.n_axes - 1];
-  if (last.size > longest_blocks || p.x_type < Dtype::f16) return false;
-  if (last.regular() && (last.kernel & (last.kernel - 1)) == 0) return false;
-  const bool wide_type = p.x_type == Dtype::f64;
-  const int64_t taps = taps_of(p);
-  if (p.extra != Extra::none) return taps <= (wide_type ? 80 : 192);
-  return taps <= (wide_type ? 18 : 32);
+  const double taps = double(taps_of(p)), outputs = double(plane_elements(p, Over::outputs));
+  const double read =
+      outputs / double(last.out) * taps / double(last.kernel) * double(ceil_div(last.out, lanes) * lanes);
+  return read * used >= 0.85 * (double(plane_elements(p)) + 0.1 * outputs * taps);
 }
 
-// Whether an engine is slow along such rows: those that go by windows where there is hardly a vector of them, and halves
-// row by row, which are converted again for every row.
+// Whether planes are pooled faster side by side than by an engine along their rows. `used`: of the lanes.
 bool slow_along(std::string_view engine, const Problem& p) {
   const Axis& last = p.axes[p.n_axes - 1];
-  const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
+  const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16, codes = p.extra != Extra::none;
+  if (p.x_type < Dtype::f16 && last.size > short_row) return false;
   const int64_t lanes = vector_bytes / most(4, size_of(p.x_type));
-  if (engine == "sliding" && halves)
-    return 2 * p.planes >= lanes && last.size <= (p.extra == Extra::none ? short_halves : short_row);
-  if (engine == "rows") return last.size <= (p.planes < lanes ? short_row : longest_beside(p));
-  if (engine == "blocks" && last.size > short_row) return p.planes >= lanes && few_taps(p);
-  if (last.size > short_row) return false;
-  if (engine == "blocks") {
-    // With few planes most lanes have none, which pays where windows are small, and for halves.
-    if (p.extra != Extra::none)
-      return last.kernel <= short_row && (2 * p.planes >= lanes || halves || taps_of(p) < few_planes_taps);
-    if (p.planes < lanes || (p.n_axes > 2 && p.x_type == Dtype::f64)) return false;
-    return last.kernel <= (last.out > 1 ? short_windows : short_window);
+  const double used = double(p.planes) / double(ceil_div(p.planes, lanes) * lanes);
+  if (engine == "direct") {
+    if (p.n_axes > 2) return p.x_type >= Dtype::f16 && slow_volume(p, used, lanes);
+    const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
+    return p.x_type >= Dtype::f16 && last.size <= short_row && 2 * last.out <= lanes && !tiled &&
+           (halves ? 2 : 1) * p.planes >= lanes;
   }
-  const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
-  return engine == "direct" && p.x_type >= Dtype::f16 && 2 * last.out <= lanes && !tiled &&
-         (halves ? 2 : 1) * p.planes >= lanes;
+  const int type = p.x_type == Dtype::f64 ? 1 : halves ? 2 : 0;
+  for (const Limits& limit : limits)
+    if (engine == limit.engine) {
+      const double inputs =
+          double(plane_elements(p)) * double(last.out) / double(most(1, plane_elements(p, Over::outputs)));
+      return inputs <= (codes ? limit.codes : limit.values)[type] * used * used;
+    }
+  return false;
 }
 
 // Norms of large windows have the engine of any window alone.

@@ -145,6 +145,7 @@ struct Problem {
   int64_t tiles = 1;
   int64_t rows = 1;                // of the outer axes: outputs (backward: inputs)
   int64_t units = 0;               // pieces of work; an engine says what one is
+  int threads = 1;                 // that may share them
   int64_t divisor = 0;             // > 0 or < 0: divide by this; 0: divide by the windows' shares
   bool divide = false;             // sum: false, avg: true
   double norm = 0;                 // Lp

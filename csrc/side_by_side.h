@@ -117,7 +117,7 @@ template <class T, int B> void scatter_run(const T* from, int64_t lanes, char* c
 
 template <Over work> struct SideBySide {
   static constexpr const char* engine = "side_by_side";
-  static constexpr int64_t near = 24 * 1024, far = 4096 * 1024;  // bytes: L1, and what a worker may hold
+  static constexpr int64_t near = 256 * 1024, far = 4096 * 1024;  // bytes: of L2, and what a worker may hold
   static constexpr int most_lanes = 64;
   using Choose = Kernel (*)(const Problem&);
 
@@ -143,14 +143,15 @@ template <Over work> struct SideBySide {
     return bytes;
   }
 
-  // ChannelsLast: those of a vector of the compute type, several where they fit into L1 and there are so many planes.
+  // Those of a vector of the compute type; several where they fit into L2 and there are so many planes, for every thread.
   static int64_t lanes_of(const Problem& p) {
     const int64_t compute = most(4, most(size_of(p.x_type), size_of(p.y_type)));
     const bool bytes = p.op != Op::sum && p.extra == Extra::none && size_of(p.x_type) < 4;
     int64_t lanes = vector_bytes / (bytes ? (p.x_type < Dtype::f16 ? size_of(p.x_type) : 4) : compute);
     lanes = most(lanes, 8);
     const int64_t plane = plane_bytes(p);
-    while (lanes < most_lanes && 2 * lanes <= p.planes && 2 * lanes * plane <= near) lanes *= 2;
+    const int64_t groups = p.threads > 1 ? 2 * p.threads : 1;
+    while (lanes < most_lanes && 2 * lanes * groups <= p.planes && 2 * lanes * plane <= near) lanes *= 2;
     return lanes;
   }
 

@@ -407,20 +407,23 @@ template <class V> inline V packed([[maybe_unused]] V v, [[maybe_unused]] std::u
 
 // Whether any elements of two vectors, in any order, are one instruction.
 #if defined(__AVX512BW__)
-template <class T> constexpr bool permutes = sizeof(T) == 2 || sizeof(T) == 4;
+template <class T> constexpr bool permutes = sizeof(T) >= 2;
 #else
 template <class T> constexpr bool permutes = false;
 #endif
 
 // The elements of the two together that an index names.
 template <class V, class I> inline V permuted(V a, [[maybe_unused]] V b, [[maybe_unused]] I index) {
+  static_assert(!permutes<Element<V>> || sizeof(Element<I>) == sizeof(Element<V>));
 #if defined(__AVX512BW__)
   const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b),
                 i = reinterpret_cast<__m512i>(index);
   if constexpr (sizeof(Element<V>) == 2)
     return reinterpret_cast<V>(_mm512_permutex2var_epi16(x, i, y));
-  else
+  else if constexpr (sizeof(Element<V>) == 4)
     return reinterpret_cast<V>(_mm512_permutex2var_epi32(x, i, y));
+  else
+    return reinterpret_cast<V>(_mm512_permutex2var_epi64(x, i, y));
 #else
   return a;
 #endif

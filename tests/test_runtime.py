@@ -509,7 +509,7 @@ x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (
 call = lambda n: ndpool.lp_pool3d(x[: 20 * n], 3.0, 12, 1)
 """,
     "one plane": """
-x = np.random.default_rng(0).random((1, 1, 480, 160, 160), np.float32)
+x = np.random.default_rng(0).random((1, 1, 480, 320, 320), np.float32)
 call = lambda n: ndpool.lp_pool3d(x[:, :, : 60 * n], 3.0, 12, 1)
 """,
     "large window": """

@@ -188,8 +188,10 @@ struct Columns {
       odds;  // windows around an input at an even and at an odd distance from the origin (stride 2)
   bool odd;  // the tile begins at an odd distance
 
+  // Strides above 2 need vectors that are permuted.
+  static constexpr int64_t most_stride = permutes<float> ? 8 : 2;
   static bool fixed(const Axis& a) {
-    return a.regular() && (a.stride == 1 || (a.stride == 2 && a.step == 1));
+    return a.regular() && (a.stride == 1 || (a.stride <= most_stride && a.step == 1));
   }
 
   Columns(const Axis& a, int64_t i0, int64_t i1)
@@ -201,8 +203,9 @@ struct Columns {
       first = i0 - a.origin - (a.kernel - 1) * a.step;
       count = i1 - i0 + (a.kernel - 1) * a.step;
     } else {
-      first = floor_div(i0 - a.origin, 2) - (evens - 1);
-      count = (i1 - i0) / 2 + 1 + evens;
+      const int64_t covers = ceil_div(a.kernel, a.stride);
+      first = floor_div(i0 - a.origin, a.stride) - (covers - 1);
+      count = (i1 - i0) / a.stride + 1 + covers;
     }
     real_lo = most(first, least(first + count, 0));
     real_hi = most(real_lo, least(first + count, a.out));
@@ -211,7 +214,8 @@ struct Columns {
   static int64_t most_of(const Axis& a, int64_t tile) {
     if (!a.regular()) return a.out;
     if (!fixed(a)) return least(a.out, (tile + (a.kernel - 1) * a.step) / a.stride + 2);
-    return a.stride == 1 ? tile + (a.kernel - 1) * a.step : tile / 2 + 2 + a.kernel / 2;
+    return a.stride == 1 ? tile + (a.kernel - 1) * a.step
+                         : tile / a.stride + 2 + ceil_div(a.kernel, a.stride);
   }
 };
 

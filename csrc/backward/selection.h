@@ -1,6 +1,8 @@
 // Which engine computes a gradient.
 #pragma once
 
+#include <cmath>
+
 #include "backward/fill.h"
 #include "backward/max_channels_last.h"
 #include "backward/max_rows.h"
@@ -23,17 +25,31 @@ template <class V> Kernel max_backward(const Problem& p) {
   return kernel_of<Scatter<V>>();
 }
 
-// Sums along rows too short for vectors, but for a single window. Halves are slow to begin a row with; other types have
-// fast ways for stride 1 and for 2 x 2 windows side by side.
+// How long rows of inputs may be if their gradients are to be faster side by side than along the rows: of one, two and three
+// axes; float32, float64 and halves. Those of sums are times the root of the inputs per output, since large windows are
+// written fast along a row.
+constexpr double longest_sums[3][3] = {{68, 60, 380}, {258, 90, 1750}, {1740, 590, 1750}};
+constexpr double longest_norms[3][3] = {{0, 0, 0}, {50, 19, 60}, {44, 22, 60}};
+
+// Sums along rows that are faster side by side, but for a single window, and for pairs of floats side by side, which have a
+// fast way of their own.
 inline bool short_sums(const Problem& p) {
-  const Axis &last = p.axes[p.n_axes - 1], &rows = p.axes[p.n_axes > 1 ? p.n_axes - 2 : 0];
-  if (p.extra != Extra::none || last.size > 32) return false;
-  bool single = true, halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
-  for (int a = 0; a < p.n_axes; ++a) single &= p.axes[a].out == 1;
-  if (single || halves) return !single;
-  const bool pairs = p.n_axes == 2 && last.kernel == 2 && rows.kernel == 2 && last.size == 2 * last.out &&
-                     rows.size == 2 * rows.out;
-  return p.n_axes > 1 && !pairs && !(last.regular() && last.stride == 1);
+  if (p.extra != Extra::none) return false;
+  const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
+  bool single = true, pairs = !halves;
+  for (int a = 0; a < p.n_axes; ++a) {
+    const Axis& axis = p.axes[a];
+    single &= axis.out == 1;
+    pairs &= axis.regular() && axis.kernel == 2 && axis.stride == 2 && axis.size == 2 * axis.out;
+  }
+  if (single || pairs) return false;
+  const int64_t lanes = vector_bytes / (p.x_type == Dtype::f64 ? 8 : 4);
+  const double used = double(p.planes) / double(ceil_div(p.planes, lanes) * lanes);  // of the lanes
+  const int type = p.x_type == Dtype::f64 ? 1 : halves ? 2 : 0;
+  const int64_t axes = least(p.n_axes, 3) - 1, size = p.axes[p.n_axes - 1].size;
+  if (p.op == Op::lp) return double(size) <= longest_norms[axes][type] * used * used;
+  const double inputs = double(plane_elements(p)) / double(plane_elements(p, Over::outputs));
+  return double(size) * std::sqrt(inputs) <= longest_sums[axes][type] * used * used;
 }
 
 // The engine for a problem whose gradients add up in V.

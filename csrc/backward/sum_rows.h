@@ -23,6 +23,13 @@ template <class V> class SumBackward {
   static constexpr int most_added = 16;           // rows at a time
   static constexpr int64_t most_bytes = 1 << 24;  // of rows that are kept
 
+  // Where a vector of inputs stands that begins `f` elements into a window's stride: the windows of its elements, counted
+  // from the first one's, and their taps there; how many windows later the next vector begins, and where in it.
+  struct Phase {
+    Vec<UnsignedLike<V>, N> window, tap;
+    int64_t windows, next;
+  };
+
   // Inputs [begin, end) of the last axis that the same outputs [first, first + n) hold.
   struct Run {
     int64_t begin, end, first, n;
@@ -133,6 +140,16 @@ private:
     n_runs_ = 0;
     // The window for which there is a way of its own, if the arrays have the form for it.
     strips_ = 0;
+    if (Columns::fixed(last) && last.stride > 2)
+      for (int64_t f = 0; f < last.stride; ++f) {
+        Phase& phase = phases_[f];
+        for (int j = 0; j < N; ++j) {
+          phase.window[j] = UnsignedLike<V>((f + j) / last.stride);
+          phase.tap[j] = UnsignedLike<V>((f + j) % last.stride);
+        }
+        phase.windows = (f + N) / last.stride;
+        phase.next = (f + N) % last.stride;
+      }
     if (uniform_ && follow_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
         p_.x.pooled[p_.n_axes - 1] == sizeof(V) && rows_.regular() && last.regular() && rows_.step == 1 &&
         last.step == 1 && rows_.kernel == last.kernel) {
@@ -427,6 +444,7 @@ private:
     const V* padded = scaled(slab, o);
     if (n_runs_) return p_.lanes == 1 ? fill_runs(padded, dst) : copy_runs(padded, dst);
     if (last.stride == 2) return pairs(padded, dst);
+    if (last.stride > 2) return strided(padded, dst);
     const int64_t pitch = last.step * p_.lanes;
     const int taps = int(last.kernel);
     for (int64_t j = 0; j < width_; j += N) {
@@ -446,6 +464,26 @@ private:
       const Vn a = shift ? odd : even, b = shift ? even : odd;
       write(dst + 2 * j, zip_lo(a, b));
       if (2 * j + N < width_) write(dst + 2 * j + N, zip_hi(a, b));
+    }
+  }
+
+  // A vector of inputs at a time, of which each gets the gradients of the windows that contain it, in rising order.
+  void strided(const V* padded, V* dst) const {
+    const Axis& last = walk_.last();
+    const int64_t covers = ceil_div(last.kernel, last.stride), first = tile_ - last.origin,
+                  window = floor_div(first, last.stride);
+    const V* at = padded + window - columns_.first;
+    int64_t f = first - window * last.stride;
+    for (int64_t j = 0; j < width_; j += N) {
+      const Phase& phase = phases_[f];
+      Vn sum{};
+      for (int64_t t = covers - 1; t >= 0; --t) {
+        const Vn grads = read<V, N>(at - t), v = permuted(grads, grads, phase.window);
+        sum += phase.tap + UnsignedLike<V>(t * last.stride) < UnsignedLike<V>(last.kernel) ? v : Vn{};
+      }
+      write(dst + j, sum);
+      at += phase.windows;
+      f = phase.next;
     }
   }
 
@@ -523,6 +561,7 @@ private:
   const Readable readable_;  // of the gradients
   V *padded_, *by_, *raw_, *kept_, *row_;
   Run* runs_;
+  Phase phases_[Columns::most_stride];
   char* rest_;  // of the scratch
   UnsignedLike<V>* valid_;
   int strips_ = 0;

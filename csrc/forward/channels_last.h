@@ -62,6 +62,8 @@ template <class R, class S, bool coded> struct ChannelsLast {
               from_memory(p)};
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
+    int64_t divisor = p.divide && p.divisor ? p.divisor : 1;
+    Quotient<V> by(divisor);
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
       Outer outer;
       const char* x = walk.plane(p.x);
@@ -72,9 +74,10 @@ template <class R, class S, bool coded> struct ChannelsLast {
       for (int64_t o = o0; o < o1;
            ++o, y += p.y.pooled[last], extra += coded ? p.extra_array.pooled[last] : 0) {
         const Window w = window(walk.last(), o);
-        const Quotient<V> by(R::picks || !p.divide ? 1
-                             : p.divisor           ? p.divisor
-                                                   : outer.share * share(walk.last(), o));
+        if (!R::picks && p.divide && !p.divisor) {
+          const int64_t share = outer.share * ndpool::share(walk.last(), o);
+          if (share != divisor) by = Quotient<V>(divisor = share);
+        }
         Outer here = outer;
         here.first += C(w.lead) * here.col_code;
         here.position += begin_of(walk.last(), o);
@@ -153,7 +156,7 @@ private:
     if constexpr (!R::picks) {
       if (rows == 1 && outer.lanes > 4 * N && (taps >= long_sum || (taps > 1 && kept.from_memory)))
         return streamed_sums(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
-      if ((rows > 3 && taps > 1) || (rows > 0 && taps >= long_sum))
+      if ((rows > (outer.lanes <= 4 * N ? 27 : 3) && taps > 1) || (rows > 0 && taps >= long_sum))
         return summed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
       in_registers<true>(p, outer, x, taps, step, y, extra, by);
     } else {
@@ -184,10 +187,12 @@ private:
     }
     for (; c + 4 * N <= outer.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
     if constexpr (!R::picks) {
-      // Two or three vectors at the end, which overlap the ones before: with c > 0 they begin inside the row.
+      // Two or three vectors at the end, which may overlap the ones before.
       const int64_t left = ceil_div(outer.lanes - c, N);
-      if (c > 0 && left == 3) return go(std::integral_constant<int, 3>{}, outer.lanes - 3 * N), true;
-      if (c > 0 && left == 2) return go(std::integral_constant<int, 2>{}, outer.lanes - 2 * N), true;
+      if (left == 3 && outer.lanes >= 3 * N)
+        return go(std::integral_constant<int, 3>{}, outer.lanes - 3 * N), true;
+      if (left == 2 && outer.lanes >= 2 * N)
+        return go(std::integral_constant<int, 2>{}, outer.lanes - 2 * N), true;
     }
     for (; c < outer.lanes; c += N) go(std::integral_constant<int, 1>{}, least(c, outer.lanes - N));
     if constexpr (can_be_nan && speculative) return !nan_in(poison[0] + poison[1] + (poison[2] + poison[3]));

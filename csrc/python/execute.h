@@ -143,9 +143,10 @@ bool hears_signals() {
 void execute(Problem& p, const Kernel& kernel, const Cost& cost) {
   std::optional<Released> released;
   if (cost.bytes >= held_bytes) released.emplace();
+  p.threads = cost.threads();
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
-  const int workers = cost.workers(p.units);
+  const int workers = int(std::max<int64_t>(1, std::min<int64_t>(p.threads, p.units)));
   if (recording && !steps.empty()) steps.back().threads = workers;
   std::optional<Watch> watch;
   if (released && cost.visits >= long_visits && hears_signals()) {

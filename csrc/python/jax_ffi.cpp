@@ -312,9 +312,10 @@ void run(Work& work) {
   if (!work.results) return;
   const Kernel kernel = find_kernel(work);
   const Cost cost(p);
+  p.threads = cost.threads();
   kernel.prepare(p);
   const int64_t scratch = (p.scratch + 127) / 64 * 64;
-  const int workers = cost.workers(p.units);
+  const int workers = int(std::max<int64_t>(1, std::min<int64_t>(p.threads, p.units)));
   std::unique_ptr<char[]> memory(new char[size_t(scratch) * size_t(workers) + 64]);
   char* const at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
   if (workers == 1) return kernel.run(p, 0, p.units, at);

@@ -33,9 +33,10 @@ struct Cost {
     visits = std::max(inputs, all) * (p.op == Op::lp && p.norm != 2 ? 16 : 1);
   }
 
-  int workers(int64_t units) const {
+  // How many threads may share the work.
+  int threads() const {
     const double work = std::max(bytes, visits), serial = double(serial_bytes.load());
-    const int most = std::max(1, int(std::min<int64_t>(num_threads(), units)));
+    const int most = num_threads();
     return work >= serial || (work >= borrowed * serial && borrows(most)) ? most : 1;
   }
 };
