@@ -58,19 +58,23 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
   return read * used >= 0.85 * (double(plane_elements(p)) + 0.1 * outputs * taps);
 }
 
-// Whether planes are pooled faster side by side than by an engine along their rows. `used`: of the lanes.
+// Whether planes are pooled faster side by side than by an engine along their rows. Whole planes, and longer rows of windows
+// whose width halves a vector, have a way of their own.
 bool slow_along(std::string_view engine, const Problem& p) {
   const Axis& last = p.axes[p.n_axes - 1];
   const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16, codes = p.extra != Extra::none;
   if (p.x_type < Dtype::f16 && last.size > short_row) return false;
   const int64_t lanes = vector_bytes / most(4, size_of(p.x_type));
-  const double used = double(p.planes) / double(ceil_div(p.planes, lanes) * lanes);
+  const double used = double(p.planes) / double(ceil_div(p.planes, lanes) * lanes);  // of the lanes
   if (engine == "direct") {
     if (p.n_axes > 2) return p.x_type >= Dtype::f16 && slow_volume(p, used, lanes);
     const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
     return p.x_type >= Dtype::f16 && last.size <= short_row && 2 * last.out <= lanes && !tiled &&
            (halves ? 2 : 1) * p.planes >= lanes;
   }
+  const bool halved = last.regular() && (last.kernel == 4 || last.kernel == 8) && last.stride == last.kernel;
+  if (engine == "blocks" && codes && halved && last.size > short_row) return false;
+  if (engine == "blocks" && !codes && plane_elements(p, Over::outputs) == 1) return false;
   const int type = p.x_type == Dtype::f64 ? 1 : halves ? 2 : 0;
   for (const Limits& limit : limits)
     if (engine == limit.engine) {

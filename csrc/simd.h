@@ -174,6 +174,10 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
     return reinterpret_cast<To>(half);
   }
 #endif
+#if defined(__AVX512F__)
+  if constexpr (whole && from == 8 && to == 2 && sizeof v == 64)
+    return first_of<To>(_mm512_cvtepi64_epi16(reinterpret_cast<__m512i>(v)));
+#endif
 #if defined(__AVX512VL__)
   if constexpr (whole && to == 1 && from >= 4 && (sizeof v == 64 || sizeof v == 32)) {
     __m128i bytes;

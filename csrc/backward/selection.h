@@ -31,18 +31,19 @@ template <class V> Kernel max_backward(const Problem& p) {
 constexpr double longest_sums[3][3] = {{68, 60, 380}, {258, 90, 1750}, {1740, 590, 1750}};
 constexpr double longest_norms[3][3] = {{0, 0, 0}, {50, 19, 60}, {44, 22, 60}};
 
-// Sums along rows that are faster side by side, but for a single window, and for pairs of floats side by side, which have a
-// fast way of their own.
+// Sums along rows that are faster side by side, but for a single window, and for floats in windows of 2 side by side and of
+// 3 x 3 with stride 1, which have a fast way of their own.
 inline bool short_sums(const Problem& p) {
   if (p.extra != Extra::none) return false;
   const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
-  bool single = true, pairs = !halves;
+  bool single = true, pairs = !halves, threes = !halves && p.n_axes == 2;
   for (int a = 0; a < p.n_axes; ++a) {
     const Axis& axis = p.axes[a];
     single &= axis.out == 1;
     pairs &= axis.regular() && axis.kernel == 2 && axis.stride == 2 && axis.size == 2 * axis.out;
+    threes &= axis.regular() && axis.kernel == 3 && axis.stride == 1 && axis.step == 1;
   }
-  if (single || pairs) return false;
+  if (single || pairs || threes) return false;
   const int64_t lanes = vector_bytes / (p.x_type == Dtype::f64 ? 8 : 4);
   const double used = double(p.planes) / double(ceil_div(p.planes, lanes) * lanes);  // of the lanes
   const int type = p.x_type == Dtype::f64 ? 1 : halves ? 2 : 0;

@@ -63,7 +63,7 @@ template <class R, class S, bool coded> struct ChannelsLast {
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     int64_t divisor = p.divide && p.divisor ? p.divisor : 1;
-    Quotient<V> by(divisor);
+    Quotient<V> quotient(divisor);
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
       Outer outer;
       const char* x = walk.plane(p.x);
@@ -76,8 +76,9 @@ template <class R, class S, bool coded> struct ChannelsLast {
         const Window w = window(walk.last(), o);
         if (!R::picks && p.divide && !p.divisor) {
           const int64_t share = outer.share * ndpool::share(walk.last(), o);
-          if (share != divisor) by = Quotient<V>(divisor = share);
+          if (share != divisor) quotient = Quotient<V>(divisor = share);
         }
+        const Quotient<V> by = quotient;  // which no write to the results changes
         Outer here = outer;
         here.first += C(w.lead) * here.col_code;
         here.position += begin_of(walk.last(), o);

@@ -239,21 +239,26 @@ template <class R> void window_alone(const typename R::V* x, int64_t taps, int64
   }
 }
 
+// The first of every K elements, which are read as a wide one.
+template <int K, class T> void every_wide(const T* __restrict x, int64_t n, T* __restrict dst) {
+  constexpr int N = wide<T> / K;
+  using Wide = typename UnsignedOf<K* int(sizeof(T))>::type;
+  for (int64_t o = 0; o < n; o += N)
+    write(dst + o,
+          converted<Vec<UnsignedLike<T>, N>>(read<Wide, N>(reinterpret_cast<const Wide*>(x + K * o))));
+}
+
 // Every `stride`-th position of a row, `unit` elements of each. `dst` has room for a vector past its end.
 template <class T>
 void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __restrict dst) {
   constexpr int N = wide<T>;
   if (unit == 1) {
     int64_t o = 0;
-    if (stride == 2) {
-      if constexpr (sizeof(T) < 4) {  // the lower half of every pair
-        using Pair = typename UnsignedOf<2 * sizeof(T)>::type;
-        using Half = Vec<UnsignedLike<T>, N / 2>;
-        for (; o < n; o += N / 2)
-          write(dst + o, converted<Half>(read<Pair, N / 2>(reinterpret_cast<const Pair*>(x + 2 * o))));
-      } else {
-        for (; o < n; o += N) write(dst + o, evens(read<T, N>(x + 2 * o), read<T, N>(x + 2 * o + N)));
-      }
+    if constexpr (sizeof(T) < 4) {
+      if (stride == 2) return every_wide<2>(x, n, dst);
+      if (stride == 4 && vector_bytes == 64) return every_wide<4>(x, n, dst);
+    } else if (stride == 2) {
+      for (; o < n; o += N) write(dst + o, evens(read<T, N>(x + 2 * o), read<T, N>(x + 2 * o + N)));
     }
     if constexpr (packs<T>)
       if (stride > 2 && stride <= N) {
