@@ -36,9 +36,9 @@ Kernel backward_along(const Problem& p) {
   return p.x_type == Dtype::f64 ? backward_kernel<double>(p) : backward_kernel<float>(p);
 }
 
-// The most inputs per row of outputs that are faster side by side than by an engine along the rows: float32, float64 and
-// halves, without codes and with them. Along a row every row of outputs takes its beginning; side by side every input is
-// transposed.
+// The most inputs per row of outputs for which planes are faster side by side than by an engine along the rows: float32,
+// float64 and halves, without codes and with them. Along the rows, every row of outputs has a fixed cost; side by side,
+// every input has to be transposed.
 struct Limits {
   const char* engine;
   double values[3], codes[3];
@@ -49,7 +49,7 @@ constexpr Limits limits[] = {{"blocks", {250, 155, 450}, {1200, 450, always}},
                              {"sliding", {20, 8, 75}, {30, 11, 36}}};
 constexpr int64_t short_row = 32;  // of integers
 
-// Whether the direct engine covers a row by so few vectors, for so many rows of each window, that transposing it is faster.
+// Whether the direct engine reads more for a volume, with vectors that short rows do not fill, than transposing it costs.
 bool slow_volume(const Problem& p, double used, int64_t lanes) {
   const Axis& last = p.axes[p.n_axes - 1];
   const double taps = double(taps_of(p)), outputs = double(plane_elements(p, Over::outputs));

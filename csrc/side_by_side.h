@@ -2,7 +2,7 @@
 // channels-last arrays are, and transposed back. Short rows, windows of any kind and the reductions
 // that have no loop of their own along a row run on full vectors that way, forward and backward. Without this engine max
 // pooling 3 x 3 with stride 1 of 28 x 28 bfloat16 (Inception) takes 4.4 times as long, 4 x 4 x 4 with stride 2 of volumes
-// of 40 x 30 x 20 floats 7.7 times.
+// of 40 x 30 x 20 floats 7.7 times, 2 x 2 x 2 of volumes of 8 x 11 x 8 floats 4 times.
 #pragma once
 
 #include "forward/general.h"

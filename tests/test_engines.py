@@ -447,6 +447,54 @@ def test_gradients_of_disjoint_windows(isa, dtype, last):
             assert not torch.signbit(grad[grad == 0]).any()
 
 
+@pytest.mark.parametrize("stride", [3, 4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_gradients_of_averages_with_stride_3_and_more(isa, dtype, stride):
+    """Short rows, rows of several tiles; windows that leave gaps, overlap, or reach over the ends."""
+    shapes = [(1, 2, 7), (2, 3, 50), (1, 1, 1000), (1, 2, 70_001), (1, 2, 9, 131)]
+    for shape, kernel, padding in product(shapes, (2, stride, 5, 19), (0, 1, 2)):
+        if min(shape[2:]) + 2 * padding < kernel or 2 * padding > kernel:
+            continue
+        grads = []
+        for module, compute in ((torch.nn.functional, torch.float64), (ndpool, dtype)):
+            x = torch.zeros(shape, dtype=compute, requires_grad=True)
+            y = getattr(module, f"avg_pool{len(shape) - 2}d")(x, kernel, stride, padding)
+            up = (torch.arange(1.0, 1 + y.numel()) % 7).reshape(y.shape)  # sums are exact, and divided once
+            grads += torch.autograd.grad(y, x, up.to(compute))
+        torch.testing.assert_close(grads[1], grads[0].to(dtype), msg=f"{shape} {kernel} {padding}")
+
+
+@pytest.mark.parametrize("name", ["bool", "uint8", "int8", "uint16", "int16"])
+def test_every_second_and_every_fourth_element(isa, name):
+    """Maxima and minima of narrow integers along rows, of every length of a few vectors."""
+    rng = np.random.default_rng(12)
+    info = None if name == "bool" else np.iinfo(name)
+    for length, stride in product((*range(5, 140, 9), 1021), (2, 4)):
+        x = rng.integers(0, 2, (3, length)) if info is None else rng.integers(info.min, info.max, (3, length))
+        x = x.astype(name)
+        for window, reduce in product((2, 4, 5), ("max", "min")):
+            want = np.lib.stride_tricks.sliding_window_view(x, window, axis=1)[:, ::stride]
+            want = want.max(-1) if reduce == "max" else want.min(-1)
+            got = ndpool.pool(x, window, stride=stride, reduce=reduce, axes=(1,))
+            assert np.array_equal(got, want), (length, stride, window, reduce)
+
+
+@pytest.mark.parametrize("channels", [16, 17, 32, 33, 47, 48, 64, 65])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_of_few_channels(isa, dtype, channels):
+    """The same bits for channels that lie side by side, in registers or not, as for single planes."""
+    rng = np.random.default_rng(channels)
+    for sizes, args in [((9, 8), (4, 2, 1)), ((7, 9), (3, 3)), ((6, 7, 5), (3, 2, 1)), ((5, 4, 6), (2,))]:
+        x = rng.standard_normal((2, *sizes, channels)).astype(dtype)
+        function = getattr(ndpool, f"avg_pool{len(sizes)}d")
+        got = function(np.moveaxis(x, -1, 1), *args)
+        for c in range(0, channels, 5):
+            assert np.array_equal(got[:1, c], function(np.ascontiguousarray(x[:1, ..., c]), *args)), (
+                sizes,
+                c,
+            )
+
+
 BOXES = [  # planes, rows and channels that are pooled in several pieces
     ((1, 2, 300, 401), (3, 2)),
     ((1, 1, 257, 700), (5, 1)),

@@ -25,14 +25,14 @@ template <class V> Kernel max_backward(const Problem& p) {
   return kernel_of<Scatter<V>>();
 }
 
-// How long rows of inputs may be if their gradients are to be faster side by side than along the rows: of one, two and three
-// axes; float32, float64 and halves. Those of sums are times the root of the inputs per output, since large windows are
-// written fast along a row.
+// The longest rows whose gradients are faster side by side than along the rows, for one, two and three axes; float32, float64
+// and halves. For sums this is the length times the root of the inputs per output: large windows are written fast along a
+// row.
 constexpr double longest_sums[3][3] = {{68, 60, 380}, {258, 90, 1750}, {1740, 590, 1750}};
 constexpr double longest_norms[3][3] = {{0, 0, 0}, {50, 19, 60}, {44, 22, 60}};
 
-// Sums along rows that are faster side by side, but for a single window, and for floats in windows of 2 side by side and of
-// 3 x 3 with stride 1, which have a fast way of their own.
+// Whether the gradients of sums are faster side by side. A single window, disjoint windows of 2, and 3 x 3 with stride 1 have
+// a fast way of their own along the rows.
 inline bool short_sums(const Problem& p) {
   if (p.extra != Extra::none) return false;
   const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16;
