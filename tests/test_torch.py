@@ -624,7 +624,16 @@ def _shrunk(offsets):
 @pytest.mark.parametrize("side", [8, 40])
 @pytest.mark.parametrize(
     "change",
-    [lambda t: t[:1], lambda t: t.flatten()[:10], lambda t: t.to("meta"), lambda t: t[..., :1], _shrunk],
+    [
+        lambda t: t[:1],
+        lambda t: t.flatten()[:10],
+        lambda t: t.to("meta"),
+        lambda t: t[..., :1],
+        lambda t: t.to(torch.int16),
+        lambda t: t.to(torch.int8),
+        lambda t: t.float(),
+        _shrunk,
+    ],
 )
 def test_offsets_that_a_hook_changed_are_not_read_past_their_end(change, side):
     x = torch.randn(2, 64, side, side, requires_grad=True)

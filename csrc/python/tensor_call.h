@@ -112,6 +112,8 @@ public:
       nb::object offsets = tensors.packed(context.ptr());
       if (offsets_ && offsets.is_none()) {
         offsets = tensors.saved(context.ptr());
+        // A hook may have changed them.
+        if (!tensors.has_offsets(offsets.ptr(), offset_item_)) return nb::none();
         if (!tensors.has_storage(offsets.ptr(), offset_bytes_, offset_item_)) return nb::none();
       }
       if (!tensors.has_storage(grad.ptr(), result_bytes_, item_)) return nb::none();

@@ -99,6 +99,15 @@ public:
            bytes + integer(PyObject_CallMethodNoArgs(x, names_.offset)) * item;
   }
 
+  // Whether a tensor may hold offsets: bytes, or integers of 32 bits.
+  bool has_offsets(PyObject* x, int64_t item) const {
+    constexpr std::uint8_t signed_code = 0, unsigned_code = 1;  // DLPack's
+    Tensor tensor;
+    if (!has(x)) return false;
+    if (!read(x, tensor)) throw nb::python_error();
+    return tensor.bits == 8 * item && tensor.code == (item == 1 ? unsigned_code : signed_code);
+  }
+
   bool is_leaf(PyObject* x) const { return is_true(PyObject_GetAttr(x, names_.is_leaf)); }
 
   // What the context of a `torch.autograd.Function` keeps: tensors, and offsets without a tensor.

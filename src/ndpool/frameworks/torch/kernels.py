@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ndpool._call import INDEX64, Call, Unpool
 from ndpool.frameworks.torch import cpu
-from ndpool.frameworks.torch.tensors import check_memory
+from ndpool.frameworks.torch.tensors import EXTRA_DTYPES, check_memory
 from ndpool.geometry import fractional as fractional_plan
 from ndpool.geometry import round_bfloat16
 
@@ -81,10 +81,11 @@ def sum_backward(call: Call, grad: Tensor, last: bool) -> Any:
 
 def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Any:
     """The gradient of max and min pooling, gathered by offsets."""
-    if offsets.shape != grad.shape:  # hooks may change what was saved
+    dtype = EXTRA_DTYPES[call.offsets]
+    if offsets.shape != grad.shape or offsets.dtype is not dtype:  # hooks may change what was saved
         raise ValueError(
-            f"{call.function}: saved offsets must have the shape of the gradient, {tuple(grad.shape)}; "
-            f"got {tuple(offsets.shape)}"
+            f"{call.function}: saved offsets must have the shape of the gradient, {tuple(grad.shape)}, "
+            f"and dtype {dtype}; got {tuple(offsets.shape)}, {offsets.dtype}"
         )
     found = _kernels(grad, len(call.axes))
     if found is None:
