@@ -37,15 +37,15 @@ Kernel backward_along(const Problem& p) {
 }
 
 // The most inputs per row of outputs for which planes are faster side by side than by an engine along the rows: float32,
-// float64 and halves, without codes and with them. Along the rows, every row of outputs has a fixed cost; side by side,
-// every input has to be transposed.
+// float64 and halves, without codes and with them. Along the rows, every row of outputs has a fixed cost, and in the general
+// engine every row of its windows a quarter of it; side by side, every input has to be transposed.
 struct Limits {
   const char* engine;
   double values[3], codes[3];
 };
 constexpr double always = 1e9;
 constexpr Limits limits[] = {{"blocks", {250, 155, 450}, {1200, 450, always}},
-                             {"rows", {420, 290, 450}, {always, always, always}},
+                             {"rows", {205, 125, 340}, {always, always, always}},
                              {"sliding", {20, 8, 75}, {30, 11, 36}}};
 constexpr int64_t short_row = 32;  // of integers
 
@@ -78,9 +78,10 @@ bool slow_along(std::string_view engine, const Problem& p) {
   const int type = p.x_type == Dtype::f64 ? 1 : halves ? 2 : 0;
   for (const Limits& limit : limits)
     if (engine == limit.engine) {
-      const double inputs =
-          double(plane_elements(p)) * double(last.out) / double(most(1, plane_elements(p, Over::outputs)));
-      return inputs <= (codes ? limit.codes : limit.values)[type] * used * used;
+      const double outputs = double(most(1, plane_elements(p, Over::outputs)));
+      double most_inputs = (codes ? limit.codes : limit.values)[type] * used * used;
+      if (engine == "rows") most_inputs *= 1 + 0.25 * double(taps_of(p)) / double(last.kernel);
+      return double(plane_elements(p)) * double(last.out) <= most_inputs * outputs;
     }
   return false;
 }

@@ -157,7 +157,7 @@ private:
     if constexpr (!R::picks) {
       if (rows == 1 && outer.lanes > 4 * N && (taps >= long_sum || (taps > 1 && kept.from_memory)))
         return streamed_sums(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
-      if ((rows > (outer.lanes <= 4 * N ? 27 : 3) && taps > 1) || (rows > 0 && taps >= long_sum))
+      if ((rows > (outer.lanes <= 4 * N ? 12 : 3) && taps > 1) || (rows > 0 && taps >= long_sum))
         return summed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
       in_registers<true>(p, outer, x, taps, step, y, extra, by);
     } else {
