@@ -9,6 +9,7 @@
 //            of short rows)
 #include "kernels.h"
 
+#include <cmath>
 #include <string_view>
 
 #include "backward/selection.h"
@@ -36,6 +37,16 @@ Kernel backward_along(const Problem& p) {
   return p.x_type == Dtype::f64 ? backward_kernel<double>(p) : backward_kernel<float>(p);
 }
 
+// Side by side or along the rows: the lanes of a vector, the share of them that has a plane, and a type's column in the tables
+// below.
+int64_t lanes_beside(const Problem& p) { return vector_bytes / most(4, size_of(p.x_type)); }
+double lanes_used(const Problem& p) {
+  const int64_t lanes = lanes_beside(p);
+  return double(p.planes) / double(ceil_div(p.planes, lanes) * lanes);
+}
+bool is_half_type(Dtype type) { return type == Dtype::f16 || type == Dtype::bf16; }
+int column_of(Dtype type) { return type == Dtype::f64 ? 1 : is_half_type(type) ? 2 : 0; }
+
 // The most inputs per row of outputs for which planes are faster side by side than by an engine along the rows: float32,
 // float64 and halves, without codes and with them. Along the rows, every row of outputs has a fixed cost, and in the general
 // engine every row of its windows a quarter of it; side by side, every input has to be transposed.
@@ -62,10 +73,10 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
 // whose width halves a vector, have a way of their own.
 bool slow_along(std::string_view engine, const Problem& p) {
   const Axis& last = p.axes[p.n_axes - 1];
-  const bool halves = p.x_type == Dtype::f16 || p.x_type == Dtype::bf16, codes = p.extra != Extra::none;
+  const bool halves = is_half_type(p.x_type), codes = p.extra != Extra::none;
   if (p.x_type < Dtype::f16 && last.size > short_row) return false;
-  const int64_t lanes = vector_bytes / most(4, size_of(p.x_type));
-  const double used = double(p.planes) / double(ceil_div(p.planes, lanes) * lanes);  // of the lanes
+  const int64_t lanes = lanes_beside(p);
+  const double used = lanes_used(p);
   if (engine == "direct") {
     if (p.n_axes > 2) return p.x_type >= Dtype::f16 && slow_volume(p, used, lanes);
     const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
@@ -75,7 +86,7 @@ bool slow_along(std::string_view engine, const Problem& p) {
   const bool halved = last.regular() && (last.kernel == 4 || last.kernel == 8) && last.stride == last.kernel;
   if (engine == "blocks" && codes && halved && last.size > short_row) return false;
   if (engine == "blocks" && !codes && plane_elements(p, Over::outputs) == 1) return false;
-  const int type = p.x_type == Dtype::f64 ? 1 : halves ? 2 : 0;
+  const int type = column_of(p.x_type);
   for (const Limits& limit : limits)
     if (engine == limit.engine) {
       const double outputs = double(most(1, plane_elements(p, Over::outputs)));
@@ -84,6 +95,33 @@ bool slow_along(std::string_view engine, const Problem& p) {
       return double(plane_elements(p)) * double(last.out) <= most_inputs * outputs;
     }
   return false;
+}
+
+// The longest rows whose gradients are faster side by side than along the rows, for one, two and three axes; float32, float64
+// and halves. For sums this is the length times the root of the inputs per output: large windows are written fast along a
+// row.
+constexpr double longest_sums[3][3] = {{68, 60, 380}, {258, 90, 1750}, {1740, 590, 1750}};
+constexpr double longest_norms[3][3] = {{0, 0, 0}, {50, 19, 60}, {44, 22, 60}};
+
+// Whether the gradients of sums are faster side by side. A single window, disjoint windows of 2, and 3 x 3 with stride 1 have
+// a fast way of their own along the rows.
+bool short_sums(const Problem& p) {
+  if (p.extra != Extra::none) return false;
+  const bool halves = is_half_type(p.x_type);
+  bool single = true, pairs = !halves, threes = !halves && p.n_axes == 2;
+  for (int a = 0; a < p.n_axes; ++a) {
+    const Axis& axis = p.axes[a];
+    single &= axis.out == 1;
+    pairs &= axis.regular() && axis.kernel == 2 && axis.stride == 2 && axis.size == 2 * axis.out;
+    threes &= axis.regular() && axis.kernel == 3 && axis.stride == 1 && axis.step == 1;
+  }
+  if (single || pairs || threes) return false;
+  const double used = lanes_used(p);
+  const int type = column_of(p.x_type);
+  const int64_t axes = least(p.n_axes, 3) - 1, size = p.axes[p.n_axes - 1].size;
+  if (p.op == Op::lp) return double(size) <= longest_norms[axes][type] * used * used;
+  const double inputs = double(plane_elements(p)) / double(plane_elements(p, Over::outputs));
+  return double(size) * std::sqrt(inputs) <= longest_sums[axes][type] * used * used;
 }
 
 // Norms of large windows have the engine of any window alone.
