@@ -18,7 +18,7 @@ template <class V, Over work> class Norms {
   static constexpr bool forward = work == Over::outputs;
   static constexpr Over other = forward ? Over::inputs : Over::outputs;
   // Bytes of a box: of several planes, in L1; of most windows, and of large ones, in L2.
-  static constexpr int64_t nearest = 32 * 1024, near = 128 * 1024, far = 1024 * 1024;
+  static constexpr int64_t nearest = 64 * 1024, near = 256 * 1024, far = 1024 * 1024;
   static constexpr int64_t largest_window = 4096 * 1024;
 
   // What a box is made of, along one axis: `count` sources from `first` on, for results from `at` on.
@@ -183,6 +183,9 @@ private:
     for (int a = 0; a < p.n_axes; ++a) taps_ *= p.axes[a].uncropped;
     whole_ = !p.divide || by == taps_;
     by_ = V(by);
+    alike_ = !forward && p.y.lane == p.extra_array.lane;
+    for (int a = 0; a < p.n_axes; ++a) alike_ &= p.y.pooled[a] == p.extra_array.pooled[a];
+    for (int a = 0; a < p.n_lead; ++a) alike_ &= p.y.lead[a] == p.extra_array.lead[a];
   }
 
   void box(int64_t unit) {
@@ -211,13 +214,21 @@ private:
     }
     kernel_.run(inner_, 0, inner_.units, rest_);
     if (p_.stopped()) return;
-    if (forward) {
-      if (!whole_) scale(results_);
-      powers(results_, planes_ * sizes_.results, V(1 / p_.norm));
-    } else {
-      each_result(p_.extra_array, [&](const Row& row, int64_t at) { multiply(row, at); });
-    }
-    each_result(p_.y, [&](const Row& row, int64_t at) { store_(results_ + at, row); });
+    if (forward && !whole_) scale(results_);
+    if (!forward && !alike_)
+      each_result(p_.extra_array, [&](const Row& row, int64_t at) { multiply(row, at, results_ + at); });
+    each_result(p_.y, [&](const Row& row, int64_t at) {
+      V* const to =
+          stored_as<V>(p_.y_type) && row.packed(sizeof(V)) ? reinterpret_cast<V*>(row.data) : results_ + at;
+      if (forward)
+        roots(at, row.n * row.lanes, to);
+      else if (alike_)
+        multiply({p_.extra_array.data + (row.data - p_.y.data), row.stride, row.lane, row.n, row.lanes}, at,
+                 to);
+      else
+        return store_(results_ + at, row);
+      if (to == results_ + at) store_(to, row);
+    });
   }
 
   Sources box_sources(int a) const {
@@ -317,12 +328,20 @@ private:
   }
 
   // And to those of the inputs: times x^(p - 1).
-  void multiply(const Row& row, int64_t at) const {
-    V* const grad = results_ + at;
-    if (p_.norm == 2) return with_each(row, at, [=](V x, int64_t j) { grad[j] *= x; });
+  void multiply(const Row& row, int64_t at, V* to) const {
+    const V* const grad = results_ + at;
+    if (p_.norm == 2) return with_each(row, at, [=](V x, int64_t j) { to[j] = grad[j] * x; });
     load_(row, others_);
     powers(others_, row.n * row.lanes, V(p_.norm - 1));
-    in_vectors(row.n * row.lanes, [&](int64_t j) { grad[j] = grad[j] == 0 ? V(0) : grad[j] * others_[j]; });
+    in_vectors(row.n * row.lanes, [&](int64_t j) { to[j] = grad[j] == 0 ? V(0) : grad[j] * others_[j]; });
+  }
+
+  // Sums of powers to norms.
+  void roots(int64_t at, int64_t n, V* to) const {
+    const V* const sums = results_ + at;
+    if (p_.norm == 2) return in_vectors(n, [=](int64_t j) { to[j] = std::sqrt(sums[j]); });
+    if (to != sums) std::memcpy(to, sums, size_t(n) * sizeof(V));
+    powers(to, n, V(1 / p_.norm));
   }
 
   // Sums of windows that an end of the input cuts off, or their gradients, to those of whole windows.
@@ -369,6 +388,7 @@ private:
   V *sources_, *results_, *others_;
   char* rest_;
   bool uniform_, whole_;  // all windows have one size, that of whole ones
+  bool alike_;            // gradients of the inputs lie as the inputs do
   V by_;
   int64_t taps_ = 1;
   int64_t at_[max_axes], lane_ = 0, plane_ = 0, planes_ = 0;  // of the box

@@ -5,6 +5,7 @@
 // of 40 x 30 x 20 floats 7.7 times, 2 x 2 x 2 of volumes of 8 x 11 x 8 floats 4 times.
 #pragma once
 
+#include "backward/bands.h"
 #include "forward/general.h"
 #include "kernels.h"
 #include "simd.h"
@@ -73,7 +74,15 @@ template <class T, int B> __attribute__((always_inline)) inline void transpose(V
   }
 }
 
-// Runs of `n` elements of `lanes` planes, a multiple of B, to rows of so many neighbours.
+// An element, or a vector of them; bits stay what they are.
+template <class T, class V> inline V squared(V v) {
+  if constexpr (is_real<T>)
+    return v * v;
+  else
+    return v;
+}
+
+// Runs of `n` elements of `lanes` planes, a multiple of B, to rows of so many neighbours; floats are squared.
 template <class T, int B> void gather_run(const char* const* plane, int64_t lanes, int64_t at, int64_t n,
                                           int64_t step, T* to, const Readable& readable) {
   for (int64_t l = 0; l < lanes; l += B) {
@@ -86,12 +95,12 @@ template <class T, int B> void gather_run(const char* const* plane, int64_t lane
       for (int k = 0; k < B; ++k) rows[k] = read<T, B>(reinterpret_cast<const T*>(plane[l + k] + at) + first);
       transpose<T, B>(rows);
       const int kept = int(least(B, n - first));
-      for (int k = 0; k < kept; ++k) write(to + (first + k) * lanes + l, rows[k]);
+      for (int k = 0; k < kept; ++k) write(to + (first + k) * lanes + l, squared<T>(rows[k]));
     }
     if (vectors) continue;
     for (int k = 0; k < B; ++k)
       for (int64_t j = 0; j < n; ++j)
-        to[j * lanes + l + k] = *reinterpret_cast<const T*>(plane[l + k] + at + j * step);
+        to[j * lanes + l + k] = squared<T>(*reinterpret_cast<const T*>(plane[l + k] + at + j * step));
   }
 }
 
@@ -187,9 +196,22 @@ template <Over work> struct SideBySide {
 
   static Kernel chosen(const Problem& inner);
 
+  // Whether norms are the roots of sums of squares, and nothing else.
+  static bool squares(const Problem& p) {
+    if (work != Over::outputs || p.op != Op::lp || p.norm != 2 || p.x_type != p.y_type ||
+        p.x_type < Dtype::f32)
+      return false;
+    int64_t by = 1, taps = 1;
+    for (int a = 0; a < p.n_axes; ++a) {
+      by *= common_share(p.axes[a]);
+      taps *= p.axes[a].uncropped;
+    }
+    return !p.divide || (p.divisor ? p.divisor : by) == taps;
+  }
+
   static Problem inside(const Problem& p) {
     Problem inner;
-    inner.op = p.op;
+    inner.op = squares(p) ? Op::sum : p.op;
     inner.extra = p.extra;
     inner.x_type = p.x_type;
     inner.y_type = p.y_type;
@@ -200,7 +222,7 @@ template <Over work> struct SideBySide {
     }
     inner.lanes = p.tile;
     inner.divisor = p.divisor;
-    inner.divide = p.divide;
+    inner.divide = p.divide && inner.op == p.op;
     inner.norm = p.norm;
     inner.stops = p.stops;
     inner.watch = p.watch;
@@ -234,6 +256,7 @@ template <Over work> struct SideBySide {
         if (list[k].read) gather(p, list[k], inner, first, planes);
       kernel.run(inner, 0, inner.units, inner_scratch);
       if (p.stopped()) return;
+      if (inner.op != p.op) roots(inner);
       for (int k = 0; k < n; ++k)
         if (list[k].written) scatter(p, list[k], inner, first, planes);
     }
@@ -248,8 +271,8 @@ private:
     }
   }
 
-  // Calls f with a number as wide as the array's elements, and the side of the blocks to transpose.
-  template <class F> static void by_width(int64_t item, int64_t lanes, F&& f) {
+  // Calls f with a number as wide as the array's elements, a float if it is one, and the side of the blocks to transpose.
+  template <class F> static void by_width(int64_t item, int64_t lanes, bool floats, F&& f) {
     const auto call = [&](auto width) {
       constexpr int B = block_lanes<decltype(width)>;
       if (lanes % B == 0)
@@ -257,7 +280,9 @@ private:
       else
         f(width, std::integral_constant<int, least(B, 8)>{});
     };
-    if (item == 1)
+    if (floats)
+      item == 4 ? call(0.0f) : call(0.0);
+    else if (item == 1)
       call(std::uint8_t{});
     else if (item == 2)
       call(std::uint16_t{});
@@ -267,13 +292,22 @@ private:
       call(std::uint64_t{});
   }
 
+  static void roots(const Problem& inner) {
+    const int64_t n = plane_elements(inner, Over::outputs) * inner.lanes;
+    if (inner.y_type == Dtype::f32)
+      powers(reinterpret_cast<float*>(inner.y.data), n, 0.5f);
+    else
+      powers(reinterpret_cast<double*>(inner.y.data), n, 0.5);
+  }
+
   static void gather(const Problem& p, const Transposed& t, const Problem& inner, int64_t first,
                      int64_t planes) {
     char* plane[most_lanes];
     locate(p, *t.from, first, planes, plane);
     const Runs runs(p, *t.from, t.item, t.over);
     const Readable readable(p, *t.from, t.item, t.over);
-    by_width(t.item, inner.lanes, [&](auto width, auto block) {
+    const bool squares = inner.op != p.op;
+    by_width(t.item, inner.lanes, squares, [&](auto width, auto block) {
       using T = decltype(width);
       T* at = reinterpret_cast<T*>((inner.*t.to).data);
       for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)
@@ -292,7 +326,7 @@ private:
       __builtin_memcpy(plane[0], from, size_t(planes * t.item));
       return;
     }
-    by_width(t.item, inner.lanes, [&](auto width, auto block) {
+    by_width(t.item, inner.lanes, false, [&](auto width, auto block) {
       using T = decltype(width);
       const T* at = reinterpret_cast<const T*>(from);
       for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)

@@ -644,6 +644,38 @@ def test_offsets_that_a_hook_changed_are_not_read_past_their_end(change, side):
             y.sum().backward()
 
 
+def of_freed_memory(t):
+    shrunk = t.detach().clone()
+    shrunk.untyped_storage().resize_(0)
+    return shrunk
+
+
+@pytest.mark.parametrize(
+    ("change", "fails"),
+    [
+        (lambda t: t.detach().clone(), False),
+        (lambda t: t.detach().transpose(2, 3).contiguous().transpose(2, 3), False),
+        (lambda t: t.detach().double(), False),
+        (lambda t: t.detach()[:, :, :3, :3], True),
+        (lambda t: t.detach()[:, :3], True),
+        (of_freed_memory, True),
+    ],
+)
+def test_what_a_hook_made_of_norms_is_not_read_past_its_end(change, fails):
+    """Lp pooling saves its input and its output; hooks may replace them by anything."""
+    x = seeded(2, 64, 12, 12).abs().float().requires_grad_()
+    grad = seeded(2, 64, 5, 5).float()
+    for _ in range(2):  # the second call is a prepared one
+        wanted = torch.autograd.grad(ndpool.lp_pool2d(x, 2, 3, 2), x, grad)[0]
+        with torch.autograd.graph.saved_tensors_hooks(change, lambda t: t):
+            y = ndpool.lp_pool2d(x, 2, 3, 2)
+        if fails:
+            with pytest.raises((ValueError, RuntimeError)):
+                torch.autograd.grad(y, x, grad)
+        else:
+            assert torch.allclose(torch.autograd.grad(y, x, grad)[0], wanted)
+
+
 def test_checkpoint_hooks_retain_and_anomalies():
     """pytorch#111466: checkpointing, hooks, retained graphs and anomaly detection."""
     from torch.utils.checkpoint import checkpoint

@@ -24,20 +24,20 @@ NB_MODULE(_core, m) {
       .def_prop_ro("taps", &Plan::taps);
   nb::class_<Call>(m, "Call")
       .def(nb::init<nb::object, int, const nb::tuple&, const nb::tuple&, int, const std::vector<int>&, int,
-                    bool, bool, int64_t, double>(),
+                    bool, bool, int64_t, double, nb::handle>(),
            "plan"_a, "op"_a, "x"_a, "y"_a, "type"_a, "axes"_a, "extra_kind"_a, "divide"_a, "backward"_a,
-           "divisor"_a = 0, "norm"_a = 0.0)
-      .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none());
+           "divisor"_a = 0, "norm"_a = 0.0, "inputs"_a = nb::none())
+      .def("run", &Call::run, "x"_a, "y"_a, "extra"_a.none(), "inputs"_a = nb::none());
   nb::class_<TensorCall>(m, "TensorCall")
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, int64_t, int64_t>(), "call"_a,
            "usual"_a, "allocate"_a, "result"_a, "extra"_a.none(), "bytes"_a, "item"_a)
       .def("__call__", &TensorCall::usual, "x"_a, "out"_a.none());
   nb::class_<TensorTraining>(m, "TensorTraining")
       .def(nb::init<nb::object, nb::object, nb::object, nb::object, nb::object, nb::object, nb::object,
-                    nb::object, int64_t, int64_t, int64_t, int64_t, int64_t, bool>(),
-           "forward"_a, "backward"_a, "usual_forward"_a, "usual_backward"_a, "allocate"_a, "result"_a,
+                    nb::object, int64_t, int64_t, int64_t, int64_t, int64_t, bool, bool>(),
+           "forward"_a, "backward"_a.none(), "usual_forward"_a, "usual_backward"_a, "allocate"_a, "result"_a,
            "offsets"_a.none(), "grad"_a, "packed"_a, "bytes"_a, "results"_a, "item"_a, "offset_item"_a,
-           "keeps_input"_a)
+           "keeps_input"_a, "of_norms"_a)
       .def("forward", &TensorTraining::forward)
       .def("backward", &TensorTraining::backward);
   nb::class_<CallCache>(m, "CallCache")

@@ -76,45 +76,53 @@ private:
 };
 
 // A call that comes again and again: layouts and types are fixed, memory comes with each. Offsets lie as the pooled
-// values do, or as their gradient.
+// values do, or as their gradient. The gradient of a norm needs the norms, which lie as their gradient does, and the
+// inputs.
 class Call {
 public:
   Call(nb::object plan, int op, const nb::tuple& x, const nb::tuple& y, int type,
-       const std::vector<int>& axes, int extra_kind, bool divide, bool backward, int64_t divisor, double norm)
-      : plan_(std::move(plan)) {
+       const std::vector<int>& axes, int extra_kind, bool divide, bool backward, int64_t divisor, double norm,
+       nb::handle inputs)
+      : plan_(std::move(plan)), of_norms_(backward && Op(op) == Op::lp) {
     const Dtype dtype = Dtype(type);
     const Extra kind = Extra(extra_kind);
-    if (backward && Op(op) == Op::lp) fault("the gradient of a norm needs more arrays");
+    if (of_norms_ && kind != Extra::none) fault("a norm has no offsets");
     const Buffer xb(x, dtype, false), yb(y, dtype, true);
-    std::optional<Buffer> eb;
+    std::optional<Buffer> eb, ib;
     if (kind != Extra::none) eb.emplace(backward ? x : y, extra_types[extra_kind], true);
+    if (of_norms_) {
+      eb.emplace(x, dtype, false);
+      ib.emplace(inputs, dtype, false);
+    }
     const Plan& windows = nb::cast<const Plan&>(plan_);
-    const Buffer* extra = eb ? &*eb : nullptr;
+    const Buffer *extra = eb ? &*eb : nullptr, *powers = ib ? &*ib : nullptr;
     work_ = backward
-                ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, divisor, norm)
+                ? backward_work(windows, op, xb, dtype, axes, yb, extra, kind, divide, divisor, norm, powers)
                 : forward_work(windows, op, xb, dtype, axes, yb, dtype, extra, kind, divide, divisor, norm);
-    items_[0] = items_[1] = size_of(dtype);
-    items_[2] = size_of(extra_types[extra_kind]);
-    layouts_[0] = Layout(xb, items_[0]);
-    layouts_[1] = Layout(yb, items_[1]);
-    if (!extra) return;
-    layouts_[2] = Layout(*extra, items_[2]);
+    arrays_ = of_norms_ ? 4 : extra ? 3 : 2;
+    const Buffer* const buffers[] = {&xb, &yb, extra, powers};
+    for (int i = 0; i < arrays_; ++i) {
+      items_[i] = buffers[i]->item();
+      layouts_[i] = Layout(*buffers[i], items_[i]);
+    }
+    if (kind == Extra::none) return;
     extra_bytes_ = items_[2];
     for (int a = 0; a < extra->ndim(); ++a) extra_bytes_ *= extra->shape(a);
   }
 
   // Whether it was done: memory that is missing, misaligned or laid out in another way is left to others. Offsets are
   // packed, whatever their shape.
-  bool run(nb::handle x, nb::handle y, nb::handle extra) {
+  bool run(nb::handle x, nb::handle y, nb::handle extra, nb::handle inputs) {
     const Memory xm(x, 0, false, layouts_[0]), ym(y, 0, true, layouts_[1]),
-        em(extra, extra_bytes_, true, layouts_[2]);
-    const char* data[] = {xm.data(), ym.data(), em.data()};
-    for (int i = 0; i < (work_.p.extra == Extra::none ? 2 : 3); ++i)
+        em(extra, extra_bytes_, !of_norms_, layouts_[2]), im(inputs, 0, false, layouts_[3]);
+    const char* data[] = {xm.data(), ym.data(), em.data(), im.data()};
+    for (int i = 0; i < arrays_; ++i)
       if (!data[i] || reinterpret_cast<std::uintptr_t>(data[i]) % items_[i]) return false;
     Work work = work_;
     work.p.x.data = xm.data();
     work.p.y.data = ym.data();
-    work.p.extra_array.data = em.data();
+    work.p.aux.data = of_norms_ ? em.data() : nullptr;
+    work.p.extra_array.data = of_norms_ ? im.data() : em.data();
     if (kernels.load() != set_) {
       set_ = kernels.load();
       kernel_ = work.kernel();
@@ -130,8 +138,10 @@ private:
   const Kernels* set_ =
       nullptr;  // the instruction set of the kernel; layouts alone decide which kernel it is
   Kernel kernel_;
-  int64_t items_[3], extra_bytes_ = 0;
-  Layout layouts_[3];
+  bool of_norms_;
+  int arrays_;
+  int64_t items_[4], extra_bytes_ = 0;
+  Layout layouts_[4];
 };
 
 }  // namespace

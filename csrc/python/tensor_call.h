@@ -54,9 +54,9 @@ public:
     return or_none([&]() -> nb::object {
       if (!tensors.has_storage(x.ptr(), bytes_, item_)) return nb::none();
       const nb::object y = result_();
-      if (!extra_) return call_->run(x, y, nb::none()) ? y : nb::none();
+      if (!extra_) return call_->run(x, y, nb::none(), nb::none()) ? y : nb::none();
       const nb::object extra = extra_();
-      if (!call_->run(x, y, extra)) return nb::none();
+      if (!call_->run(x, y, extra, nb::none())) return nb::none();
       return nb::make_tuple(y, extra);
     });
   }
@@ -74,14 +74,15 @@ public:
   // `offsets`: what `allocate` is called with; None: there are none, or so few that `packed` bytes hold them without a tensor.
   TensorTraining(nb::object forward, nb::object backward, nb::object usual_forward, nb::object usual_backward,
                  nb::object allocate, nb::object result, nb::object offsets, nb::object grad, int64_t packed,
-                 int64_t bytes, int64_t results, int64_t item, int64_t offset_item, bool keeps_input)
+                 int64_t bytes, int64_t results, int64_t item, int64_t offset_item, bool keeps_input,
+                 bool of_norms)
       : kept_forward_(std::move(forward)), kept_backward_(std::move(backward)),
         usual_forward_(std::move(usual_forward)), usual_backward_(std::move(usual_backward)),
         result_(allocate, std::move(result)), offsets_(allocate, std::move(offsets)),
         grad_(allocate, std::move(grad)), forward_(nb::cast<Call*>(kept_forward_)),
-        backward_(nb::cast<Call*>(kept_backward_)), packed_(packed), bytes_(bytes),
-        result_bytes_(results * item), item_(item), offset_bytes_(results * offset_item),
-        offset_item_(offset_item), keeps_input_(keeps_input) {}
+        backward_(kept_backward_.is_none() ? nullptr : nb::cast<Call*>(kept_backward_)), packed_(packed),
+        bytes_(bytes), result_bytes_(results * item), item_(item), offset_bytes_(results * offset_item),
+        offset_item_(offset_item), keeps_input_(keeps_input), of_norms_(of_norms) {}
 
   nb::object forward(nb::handle context, nb::handle x) const {
     const nb::object y = or_none([&]() -> nb::object {
@@ -92,7 +93,11 @@ public:
         offsets = Tensors::taken(PyByteArray_FromStringAndSize(nullptr, packed_));
       else if (offsets_)
         offsets = offsets_();
-      if (!forward_->run(x, made, offsets)) return nb::none();
+      if (!forward_->run(x, made, offsets, nb::none())) return nb::none();
+      if (of_norms_) {
+        tensors.save(context.ptr(), x.ptr(), made.ptr());
+        return made;
+      }
       // The graph keeps a leaf anyway.
       const bool keeps = keeps_input_ && !tensors.is_leaf(x.ptr());
       if (offsets_)
@@ -108,27 +113,41 @@ public:
 
   nb::object backward(nb::handle context, nb::handle grad) const {
     const nb::object result = or_none([&]() -> nb::object {
-      if (!tensors.undifferentiated(grad.ptr())) return nb::none();
+      if (!backward_ || !tensors.undifferentiated(grad.ptr())) return nb::none();
+      if (of_norms_) return gradient_of_norms(context, grad);
       nb::object offsets = tensors.packed(context.ptr());
       if (offsets_ && offsets.is_none()) {
-        offsets = tensors.saved(context.ptr());
+        offsets = tensors.saved(context.ptr())[0];
         // A hook may have changed them.
         if (!tensors.has_offsets(offsets.ptr(), offset_item_)) return nb::none();
         if (!tensors.has_storage(offsets.ptr(), offset_bytes_, offset_item_)) return nb::none();
       }
       if (!tensors.has_storage(grad.ptr(), result_bytes_, item_)) return nb::none();
       const nb::object made = grad_();
-      return backward_->run(grad, made, offsets) ? made : nb::none();
+      return backward_->run(grad, made, offsets, nb::none()) ? made : nb::none();
     });
     return result.is_none() ? usual_backward_(context, grad) : result;
   }
 
 private:
+  // Input and output were saved; a hook may have changed them.
+  nb::object gradient_of_norms(nb::handle context, nb::handle grad) const {
+    const nb::tuple saved = tensors.saved(context.ptr());
+    const nb::object x = saved[0], y = saved[1];
+    for (const nb::object& one : {x, y})
+      if (!tensors.is_plain_like(one.ptr(), grad.ptr())) return nb::none();
+    if (!tensors.has_storage(x.ptr(), bytes_, item_) || !tensors.has_storage(y.ptr(), result_bytes_, item_) ||
+        !tensors.has_storage(grad.ptr(), result_bytes_, item_))
+      return nb::none();
+    const nb::object made = grad_();
+    return backward_->run(grad, made, y, x) ? made : nb::none();
+  }
+
   nb::object kept_forward_, kept_backward_, usual_forward_, usual_backward_;
   NewTensor result_, offsets_, grad_;
   Call *forward_, *backward_;
   int64_t packed_, bytes_, result_bytes_, item_, offset_bytes_, offset_item_;
-  bool keeps_input_;
+  bool keeps_input_, of_norms_;
 };
 
 // Looks a call up and runs it; None where there is none, or where an array is more than its memory.

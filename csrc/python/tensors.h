@@ -72,19 +72,14 @@ public:
   bool plain(PyObject* x) const {
     bool known = false;
     for (const PyTypeObject* type : types_) known |= Py_TYPE(x) == type;
-    if (!known) return false;
-    for (PyObject* watcher : watchers_)
-      if (is_true(PyObject_CallNoArgs(watcher))) return false;
+    if (!known || watched()) return false;
     return in_reverse_mode() && !is_true(PyObject_CallMethodNoArgs(x, names_.is_neg));
   }
 
   // Whether a gradient is nothing but its memory, and no derivative can be asked for.
   bool undifferentiated(PyObject* grad) const {
-    if (Py_TYPE(grad) != type_ || is_true(PyObject_CallNoArgs(grad_enabled_))) return false;
-    for (PyObject* watcher : watchers_)
-      if (is_true(PyObject_CallNoArgs(watcher))) return false;
-    return in_reverse_mode() && !is_true(PyObject_CallMethodNoArgs(grad, names_.is_neg)) &&
-           !is_true(PyObject_CallOneArg(legacy_batch_, grad));
+    if (is_true(PyObject_CallNoArgs(grad_enabled_)) || watched()) return false;
+    return in_reverse_mode() && is_memory(grad);
   }
 
   // Whether a derivative in reverse mode may be asked for.
@@ -97,6 +92,14 @@ public:
     const nb::object storage = taken(PyObject_CallMethodNoArgs(x, names_.storage));
     return integer(PyObject_CallMethodNoArgs(storage.ptr(), names_.nbytes)) >=
            bytes + integer(PyObject_CallMethodNoArgs(x, names_.offset)) * item;
+  }
+
+  // Whether a tensor is nothing but its memory, and of the same dtype as another.
+  bool is_plain_like(PyObject* x, PyObject* other) const {
+    Tensor a, b;
+    if (!is_memory(x)) return false;
+    if (!read(x, a) || !read(other, b)) throw nb::python_error();
+    return a.bits == b.bits && a.code == b.code;
   }
 
   // Whether a tensor may hold offsets: bytes, or integers of 32 bits.
@@ -114,9 +117,8 @@ public:
   template <class... T> void save(PyObject* context, T*... tensors) const {
     taken(PyObject_CallMethodObjArgs(context, names_.save, tensors..., nullptr));
   }
-  nb::object saved(PyObject* context) const {
-    const nb::object all = taken(PyObject_GetAttr(context, names_.saved));
-    return taken(PySequence_GetItem(all.ptr(), 0));
+  nb::tuple saved(PyObject* context) const {
+    return nb::borrow<nb::tuple>(taken(PyObject_GetAttr(context, names_.saved)));
   }
   void set_packed(PyObject* context, PyObject* packed) const {
     if (PyObject_SetAttr(context, names_.packed, packed)) throw nb::python_error();
@@ -129,6 +131,15 @@ public:
   }
 
 private:
+  bool watched() const {
+    for (PyObject* watcher : watchers_)
+      if (is_true(PyObject_CallNoArgs(watcher))) return true;
+    return false;
+  }
+  bool is_memory(PyObject* x) const {
+    return Py_TYPE(x) == type_ && !is_true(PyObject_CallMethodNoArgs(x, names_.is_neg)) &&
+           !is_true(PyObject_CallOneArg(legacy_batch_, x));
+  }
   bool in_reverse_mode() const {
     PyObject* const level = PyDict_GetItemWithError(level_, names_.level);
     return level && PyLong_AsLong(level) < 0;

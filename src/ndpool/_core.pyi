@@ -28,8 +28,9 @@ class Call:
         backward: bool,
         divisor: int = 0,
         norm: float = 0.0,
+        inputs: tuple[int, tuple[int, ...], tuple[int, ...]] | None = None,
     ) -> None: ...
-    def run(self, x: Any, y: Any, extra: Any) -> bool: ...
+    def run(self, x: Any, y: Any, extra: Any, inputs: Any = None) -> bool: ...
 
 class TensorCall:
     def __init__(
@@ -48,7 +49,7 @@ class TensorTraining:
     def __init__(
         self,
         forward: Call,
-        backward: Call,
+        backward: Call | None,
         usual_forward: Callable[[Any, Any], Any],
         usual_backward: Callable[[Any, Any], Any],
         allocate: Callable[..., Any],
@@ -61,6 +62,7 @@ class TensorTraining:
         item: int,
         offset_item: int,
         keeps_input: bool,
+        of_norms: bool,
     ) -> None: ...
     def forward(self, context: Any, x: Any) -> Any: ...
     def backward(self, context: Any, grad: Any) -> Any: ...

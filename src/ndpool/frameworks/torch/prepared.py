@@ -32,7 +32,6 @@ from ndpool.frameworks.torch.autograd import (
     linked,
     lp_backward,
     max_backward,
-    plain,
     sum_backward,
     undifferentiated,
 )
@@ -102,7 +101,6 @@ class Training(NamedTuple):
     """What a prepared forward and backward pass on the CPU need."""
 
     call: Call
-    linear: Call  # the average or sum inside a norm, or the call itself
     last: bool
     new: Any  # allocates the result
     kind: int  # of the offsets, if there are any
@@ -111,9 +109,9 @@ class Training(NamedTuple):
     outs: tuple[int, ...]
     stride: tuple[int, ...]  # of the result
     forward: Any  # the core's calls
-    backward: Any
+    backward: Any  # None: a norm whose gradient the core does not have
     packed_bytes: int  # of offsets in a bytearray; 0: they need a tensor, or there are none
-    keeps_input: bool  # small enough to be saved for second derivatives
+    keeps_input: bool  # small enough to be saved for second derivatives, or needed for the first
     extent: int  # bytes from the first element of the input to its last
     itemsize: int
 
@@ -129,6 +127,12 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
         how = (code, axes, kind, call.reduction.divides, backward, call.divisor, call.norm)
         return core.Call(core_plan(plan), call.reduction.op, x, y, *how)
 
+    def norm_gradient(result: Any) -> Any:
+        if call.norm != 2:
+            return None
+        how = (code, axes, NO_EXTRA, inside_norm(call)[0].reduction.divides, True, 0, call.norm)
+        return core.Call(core_plan(plan), call.reduction.op, target, result, *how, source)
+
     try:
         kept = core_call(call, call.extra, source, target)
     except ValueError:  # `run` raises it again, in the name of the function
@@ -137,13 +141,11 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
     bytes_needed, itemsize, dtype = extent(x), x.itemsize, x.dtype
     training = train = None
     if code >= FIRST_FLOAT and call.extra == NO_EXTRA:
-        linear = inside_norm(call)[0] if call.reduction.norm else call
         new_grad, grad_stride = _new(x, x.shape, x.dtype, last, n_axes)
-        small = prod(shape) <= _SMALL
+        gradient, small, norm = (0, x.shape, grad_stride), prod(shape) <= _SMALL, call.reduction.norm
         kind = call.offsets if has_index else NO_EXTRA
         training = Training(
             call=call,
-            linear=linear,
             last=last,
             new=new,
             kind=kind,
@@ -152,9 +154,9 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
             outs=shape,
             stride=stride,
             forward=core_call(call, kind, source, target) if has_index else kept,
-            backward=core_call(linear, kind, target, (0, x.shape, grad_stride), True),
+            backward=norm_gradient(gradient) if norm else core_call(call, kind, target, gradient, True),
             packed_bytes=prod(shape) * EXTRA_DTYPES[kind].itemsize if has_index and small else 0,
-            keeps_input=x.numel() <= 4 * _SMALL and (small or not has_index),
+            keeps_input=norm or (x.numel() <= 4 * _SMALL and (small or not has_index)),
             extent=bytes_needed,
             itemsize=itemsize,
         )
@@ -165,8 +167,6 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
             if x.requires_grad and is_grad_enabled():
                 if training is None or out is not None:
                     return None
-                if call.reduction.norm:
-                    return _train_norm(x, training)
                 if train is None:
                     train = _train_cpu(training)
                 if x.is_leaf or training.keeps_input:
@@ -244,7 +244,19 @@ def _train_cpu(t: Training) -> Callable[[Tensor], Tensor]:
             offsets = torch.frombuffer(ctx.packed, dtype=EXTRA_DTYPES[t.kind]).as_strided(t.outs, t.stride)
         return linked(max_backward(grad, offsets, t.call, t.last), link)
 
+    def forward_norm(ctx: Any, x: Tensor) -> Any:
+        check_memory(x)
+        y = cpu.pool(t.call, x, t.last)
+        ctx.save_for_backward(x, y)
+        return y
+
+    def backward_norm(ctx: Any, grad: Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        return lp_backward(grad, x, y, t.call, t.last)
+
     passes: tuple[Callable[[Any, Tensor], Any], Callable[[Any, Tensor], Any]] = forward, backward
+    if t.call.reduction.norm:
+        passes = forward_norm, backward_norm
     if _empty_cpu is not None and EXCHANGED:
         core_passes = core.TensorTraining(
             t.forward,
@@ -260,6 +272,7 @@ def _train_cpu(t: Training) -> Callable[[Tensor], Tensor]:
             t.itemsize,
             EXTRA_DTYPES[t.kind].itemsize if has_offsets else 1,
             t.keeps_input,
+            t.call.reduction.norm,
         )
         passes = core_passes.forward, core_passes.backward
     names = dict(zip(("forward", "backward"), map(staticmethod, passes), strict=True))
@@ -274,32 +287,6 @@ def _link_of(ctx: Any) -> Any:
     # By its name: the context of a caller's own function may have any attribute.
     leaf = node.name() == "torch::autograd::AccumulateGrad"
     return link_of(node.variable if leaf else ctx.saved_tensors[-1])
-
-
-class TrainNorm(Function):
-    """A prepared Lp pooling with its backward pass, in reverse mode alone. It saves input and output."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, t: Training) -> Any:
-        check_memory(x)
-        y: Tensor = t.new()
-        if not t.forward.run(x, y, None):
-            y = cpu.pool(t.call, x, t.last)
-        ctx.save_for_backward(x, y)
-        ctx.training = t
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        t, (x, y) = ctx.training, ctx.saved_tensors
-        if t.call.norm == 2 and undifferentiated(grad) and plain(x) and plain(y):
-            result = t.new_grad()
-            if cpu.norm_gradient(t.linear, grad, x, y, result):
-                return result, None
-        return lp_backward(grad, x, y, t.call, t.last), None
-
-
-_train_norm = direct(TrainNorm)
 
 
 class Launches(NamedTuple):
