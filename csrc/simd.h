@@ -453,18 +453,23 @@ template <class V> inline int first_set(V mask) {
 
 #if defined(__AVX512VL__)
 // A bit for each element of the widest vector.
-template <class T> using MaskOf = std::conditional_t<sizeof(T) == 1, __mmask64, __mmask16>;
+template <class T> using MaskOf =
+    std::conditional_t<sizeof(T) == 1, __mmask64, std::conditional_t<sizeof(T) == 2, __mmask32, __mmask16>>;
 
 // The elements whose bits are set: the others are neither read nor written.
 template <class T, class V> inline V read_where(MaskOf<T> where, const T* p, V rest) {
   if constexpr (sizeof(T) == 1)
     return reinterpret_cast<V>(_mm512_mask_loadu_epi8(reinterpret_cast<__m512i>(rest), where, p));
+  else if constexpr (sizeof(T) == 2)
+    return reinterpret_cast<V>(_mm512_mask_loadu_epi16(reinterpret_cast<__m512i>(rest), where, p));
   else
     return _mm512_mask_loadu_ps(rest, where, p);
 }
 template <class T, class V> inline void write_where(MaskOf<T> where, T* p, V v) {
   if constexpr (sizeof(T) == 1)
     _mm512_mask_storeu_epi8(p, where, reinterpret_cast<__m512i>(v));
+  else if constexpr (sizeof(T) == 2)
+    _mm512_mask_storeu_epi16(p, where, reinterpret_cast<__m512i>(v));
   else
     _mm512_mask_storeu_ps(p, where, v);
 }
@@ -518,9 +523,18 @@ inline Floats multiplied_sum(Floats sum, Floats more) {
 }
 
 using Bytes = Vec<std::uint8_t, 64>;
+using Words = Vec<std::uint16_t, 32>;
 
 inline Bytes larger(Bytes a, Bytes b) {
   return reinterpret_cast<Bytes>(_mm512_max_epu8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+inline Words larger(Words a, Words b) {
+  return reinterpret_cast<Words>(
+      _mm512_max_epu16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+inline Words taken(Words a, Words b, Words from) {
+  return reinterpret_cast<Words>(_mm512_permutex2var_epi16(
+      reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(from), reinterpret_cast<__m512i>(b)));
 }
 // As many bytes of the two together, all but the first few, of which there are at most 16.
 template <int By> inline Bytes shifted_bytes(Bytes a, Bytes b) {

@@ -49,7 +49,7 @@ FORWARD = {
     "blocks": (OWN, lambda: (ndpool.adaptive_max_pool2d, image(2, 3, 56, 60), 7)),
     "channels_last": (OWN, lambda: (ndpool.max_pool2d, image(1, 64, 23, 21, last=True), 3, 2, 1)),
     "tracks": (OWN, lambda: (ndpool.max_pool2d, image(1, 64, 23, 21, last=True), 5, 1, 2)),
-    "strips": ([WIDE], lambda: (ndpool.max_pool2d, image(1, 2, 64, 96), 3, 1, 1)),
+    "strips": ([WIDE], lambda: (ndpool.max_pool2d, image(1, 2, 64, 80), 3, 1, 1)),
     "long_max": ([WIDE], lambda: (ndpool.max_pool2d, image(1, 1, 100, 260), 31, 1, 15)),
     "longer_sums": ([WIDE], lambda: (ndpool.avg_pool2d, image(1, 1, 100, 260), 31, 1, 15)),
     "sliding": (SETS, lambda: (ndpool.max_pool2d, image(1, 2, 40, 50, dtype=np.float64), 5, 1, 2)),

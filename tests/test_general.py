@@ -255,6 +255,26 @@ def test_nan_and_infinity_stay_in_their_windows(k, dtype):
                 assert_exact(np.isfinite(got), np.isfinite(sums))
 
 
+@pytest.mark.parametrize("k", [2, 3, 4, 5, 6, 7, 8, 9, (3, 7), (7, 3), (4, 5)])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int8, np.uint16, np.int16])
+def test_images_with_a_few_channels(k, dtype):
+    """Interleaved channels give the bits that each has alone, on rows of one vector and of several tiles."""
+    kernel = (k, k) if isinstance(k, int) else k
+    for channels, (height, width) in product(range(1, 6), [(9, 70), (33, 131), (12, 1500)]):
+        x = plain((height, width, channels), dtype, channels + width)
+        if dtype is np.float32:
+            x[height // 2 :] = hard_values((height - height // 2, width, channels), dtype, width)
+        for padding in [0, ((1, 1), (0, 1))]:
+            options = {"stride": 1, "padding": padding, "axes": (0, 1)}
+            want = ndpool.pool(x.astype(np.float64), kernel, **options).astype(dtype)
+            assert_exact(ndpool.pool(x, kernel, **options), want)
+            if dtype is np.float32:
+                alone = [
+                    ndpool.pool(x[..., c].copy(), kernel, reduce="avg", **options) for c in range(channels)
+                ]
+                assert_exact(ndpool.pool(x, kernel, reduce="avg", **options), np.stack(alone, -1))
+
+
 @pytest.mark.parametrize("k", [3, 5, 7, 9, 13])
 @pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
 def test_stride_1_at_every_width(k, reduce):

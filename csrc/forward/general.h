@@ -23,6 +23,13 @@ static inline int64_t square_kernel(const Problem& p, int64_t step = 1) {
   return p.axes[0].kernel;
 }
 
+// The columns of packed rows: interleaved channels are one row, whose taps are as far apart as there are channels.
+static inline Axis columns(const Problem& p) {
+  Axis axis = p.axes[p.n_axes - 1];
+  for (int64_t* n : {&axis.size, &axis.out, &axis.origin, &axis.step}) *n *= p.lanes;
+  return axis;
+}
+
 static inline bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
 
 // Codes to what is stored: bytes, ints, or positions in the plane. With q the quotient of a code by the taps of the axes
@@ -444,13 +451,13 @@ private:
     const auto best_of = [&](auto count) {
       const V* const from[] = {a, b, c, d};
       const auto vector = [&](int64_t j, auto inside) __attribute__((always_inline)) {
-        Vec<V, N> best = read<V, N>(a + j);
-        sum += inside(best);
+        Vec<V, N> best = read<V, N>(a + j), elements = best;
         for (int k = 1; k < count; ++k) {
           const Vec<V, N> v = read<V, N>(from[k] + j);
-          sum += inside(v);
+          elements += v;  // apart from the sum, which has to wait for each addition
           best = merged<R, false>(v, best);
         }
+        sum += inside(elements);
         write(to + j, go_on ? merged<R, false>(best, read<V, N>(to + j)) : best);
       };
       int64_t j = 0;

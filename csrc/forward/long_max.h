@@ -1,8 +1,9 @@
-// Maxima of large windows of stride 1 on packed rows; the cost hardly depends on the window. Along a row windows are
-// built by doubling, in registers. Down the columns this is van Herk's algorithm: a window is the end of one block of
-// rows and the beginning of the next. Each new row is merged into the beginning and replaces an end that is no longer
-// needed; a complete block is turned into its ends. Rows are read once, and one block of rows is kept. Without this
-// engine a maximum of 31 x 31 takes 2.0 times as long on 512 x 512 floats, 1.5 times as long on a mask of bytes.
+// Maxima of large windows of stride 1 on packed rows, and of small ones on images with a few interleaved channels; the
+// cost hardly depends on the window. Along a row windows are built by doubling, in registers. Down the columns this is van
+// Herk's algorithm: a window is the end of one block of rows and the beginning of the next. Each new row is merged into the
+// beginning and replaces an end that is no longer needed; a complete block is turned into its ends. Rows are read once, and
+// one block of rows is kept. Without this engine a maximum of 31 x 31 takes 2.0 times as long on 512 x 512 floats, 1.5 times
+// as long on a mask of bytes.
 #pragma once
 
 #include "forward/general.h"
@@ -13,38 +14,45 @@
 namespace ndpool {
 namespace {
 
-// Floats, or bytes: signed ones are compared as unsigned ones with their highest bit inverted.
+// Floats, or integers of 8 and 16 bits: signed ones are compared as unsigned ones with their highest bit inverted.
 template <class R> struct LongMax {
   static constexpr const char* engine = "long_max";
   using V = typename R::V;
   static constexpr int N = wide<V>;
   static constexpr bool real = is_real<V>;
-  static_assert(std::is_same_v<V, float> || std::is_same_v<R, Max<std::uint8_t>>);
+  static_assert(real ? std::is_same_v<V, float> : std::is_unsigned_v<V> && sizeof(V) <= 2);
   using Bits = UnsignedLike<V>;
   using Vn = Vec<V, N>;
   using Mask = MaskOf<V>;
   static constexpr int64_t widest_tile = 4096 / sizeof(V), band_elements = 128 * 1024;
 
   static bool serves(const Problem& p) {
-    if (p.n_axes != 2 || p.extra != Extra::none || p.lanes != 1) return false;
-    if (real ? p.x_type != Dtype::f32 : p.x_type > Dtype::u8) return false;
-    if (p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
+    if (p.n_axes != 2 || p.extra != Extra::none) return false;
+    if (real ? p.x_type != Dtype::f32 : p.x_type >= Dtype::f16 || size_of(p.x_type) != sizeof(V))
+      return false;
+    for (const Array* array : {&p.x, &p.y})
+      if (array->pooled[1] != p.lanes * int64_t(sizeof(V)) || (p.lanes > 1 && array->lane != sizeof(V)))
+        return false;
     for (int a = 0; a < 2; ++a) {
       const Axis& axis = p.axes[a];
-      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel < 4) return false;
+      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel < 3) return false;
     }
-    const int64_t k = p.axes[1].kernel, out = p.axes[1].out;
+    const int64_t k = p.axes[1].kernel, out = columns(p).out;
+    if (any_shift(p)) return p.lanes <= 4 && k <= 8 && p.axes[0].kernel <= 8 && out >= 4 * N;
     // Bytes of short rows are better off when several rows lie in a vector.
     return k <= 64 && p.axes[0].kernel <= 256 && (real || out >= 4 * N || (k > 16 && out >= N));
   }
 
+  // Whether vectors are shifted by what is known at run time only, which goes as far as one vector.
+  static bool any_shift(const Problem& p) { return p.lanes > 1 || sizeof(V) == 2; }
+
   // A unit is a band of rows of a plane.
   static int64_t band_rows(const Problem& p) {
-    return most(8 * p.axes[0].kernel, ceil_div(band_elements, p.axes[1].out));
+    return most(8 * p.axes[0].kernel, ceil_div(band_elements, columns(p).out));
   }
   static int64_t width(const Problem& p) {
-    const int64_t n = ceil_div(p.axes[1].out, widest_tile);
-    return ceil_div(ceil_div(p.axes[1].out, n), N) * N;
+    const int64_t out = columns(p).out, n = ceil_div(out, widest_tile);
+    return ceil_div(ceil_div(out, n), N) * N;
   }
   // No two lines lie a page apart.
   static int64_t line(const Problem& p) { return width(p) + 5 * N; }
@@ -58,13 +66,13 @@ template <class R> struct LongMax {
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     LongMax work(p, memory);
-    const int64_t height = band_rows(p);
+    const int64_t height = band_rows(p), out = work.cols_.out;
     for (int64_t unit = begin, n; unit < end; unit += n) {  // bands that follow one another are one
       const int64_t q = unit / p.tiles, first = unit % p.tiles;
       n = least(p.tiles - first, end - unit);
-      for (int64_t c = 0; c < p.axes[1].out; c += width(p))
+      for (int64_t c = 0; c < out; c += width(p))
         work.tile({plane_of(p, p.x, q), plane_of(p, p.y, q), first * height,
-                   least(p.axes[0].out, (first + n) * height), c, least(p.axes[1].out, c + width(p))});
+                   least(p.axes[0].out, (first + n) * height), c, least(out, c + width(p))});
     }
   }
 
@@ -82,7 +90,7 @@ private:
   };
 
   const Problem& p_;
-  const Axis &rows_, &cols_;
+  const Axis &rows_, cols_;
   const int64_t line_;
   V *ring_, *prefix_, *nothing_, *unwanted_, *row_;
   Mask *inside_, last_ = 0;
@@ -90,7 +98,7 @@ private:
   bool exact_ = false;  // after a NaN
   Bits flip_ = 0;
 
-  LongMax(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), line_(line(p)) {
+  LongMax(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(columns(p)), line_(line(p)) {
     Scratch scratch(memory);
     ring_ = scratch.take<V>((rows_.kernel + 5) * line_);
     prefix_ = ring_ + rows_.kernel * line_;
@@ -99,7 +107,7 @@ private:
     row_ = unwanted_ + line_;  // two lines long
     inside_ = scratch.take<Mask>(line_ / N);
     for (int64_t j = 0; j < line_; ++j) nothing_[j] = R::init();
-    if (!real) flip_ = Bits(p.x_type == Dtype::i8 ? 0x80 : 0);
+    if (p.x_type == Dtype::i8 || p.x_type == Dtype::i16) flip_ = Bits(1ull << (8 * sizeof(V) - 1));
   }
 
   static Mask mask(int64_t from, int64_t to) {  // those from `from` up to `to`
@@ -130,22 +138,26 @@ private:
   static constexpr int taps(int steps) { return steps < 4 ? 1 << steps : 16 * (steps - 3); }
   static constexpr int shift_of(int step) { return taps(step + 1) - taps(step); }
 
-  // How the last of the shifts goes, which is known at run time only.
+  // How a shift goes that is known at run time only: the last one, and all of them between interleaved channels.
   struct Shift {
+    static constexpr bool bytes = sizeof(V) == 1;
     Vec<Bits, N> near, far;
 
+    Shift() = default;
     explicit Shift(int64_t by) {
       for (int c = 0; c < N; ++c) {
-        const int64_t at = (real ? c : c % 16) + by;
-        near[c] = Bits(real || at < 16 ? at : 0x80);
+        const int64_t at = (bytes ? c % 16 : c) + by;
+        near[c] = Bits(!bytes || at < 16 ? at : 0x80);
         far[c] = Bits(at < 16 ? 0x80 : at - 16);
       }
     }
     Vn operator()(Vn a, Vn b) const {
-      if constexpr (real)
+      if constexpr (bytes)
+        return taken_of_sixteen(a, near, shifted_bytes<16>(a, b), far);
+      else if constexpr (real)
         return taken(a, b, reinterpret_cast<Ints>(near));
       else
-        return taken_of_sixteen(a, near, shifted_bytes<16>(a, b), far);
+        return taken(a, b, near);
     }
   };
   template <int by> static Vn shift(Vn a, Vn b) {
@@ -158,24 +170,34 @@ private:
   }
 
   // Vectors of a row to windows twice as long, four times, ...: each step takes what the one before it made of the
-  // vector before, so that none waits for another.
-  template <int S> struct Chain {
-    static constexpr int lag = 2 * S - 1;
+  // vector before, so that none waits for another. `known`: all shifts but the last are.
+  template <int S, bool known> struct Chain {
+    static constexpr int lag = known ? 2 * S - 1 : S;
     Vn before[S], next[S];
 
     Chain() {
       for (int s = 0; s < S; ++s) before[s] = next[s] = all_of<Vn>(R::init());
     }
-    template <int s = S - 1> __attribute__((always_inline)) inline Vn step(Vn v, const Shift& last) {
+    template <int s = S - 1> __attribute__((always_inline)) inline Vn step(Vn v, const Shift* shifts) {
+      if constexpr (!known) return in_order(v, shifts);
       const Vn now = s ? next[s] : v, old = before[s];
       before[s] = now;
       Vn best;
-      if constexpr (s < S - 1)
+      if constexpr (known && s < S - 1)
         best = merge<true>(shift<shift_of(s)>(old, now), old);
       else
-        best = merge<true>(last(old, now), old);
-      if constexpr (s > 0) next[s] = step<s - 1>(v, last);
+        best = merge<true>(shifts[s](old, now), old);
+      if constexpr (s > 0) next[s] = step<s - 1>(v, shifts);
       return best;
+    }
+    // Few steps may wait: what comes out lags less behind.
+    __attribute__((always_inline)) inline Vn in_order(Vn v, const Shift* shifts) {
+      for (int s = 0; s < S; ++s) {
+        const Vn old = before[s];
+        before[s] = v;
+        v = merge<true>(shifts[s](old, v), old);
+      }
+      return v;
     }
   };
 
@@ -188,21 +210,101 @@ private:
       inside_[j] = mask(-from, cols_.size - from);
     }
     const auto quickly = [&]() {
-      return k > 48   ? speculative<7>(t)
-             : k > 32 ? speculative<6>(t)
-             : k > 16 ? speculative<5>(t)
-             : k > 8  ? speculative<4>(t)
-                      : speculative<3>(t);
+      if (rows_.kernel == k && k == 3) return pairs<3, 2>(t);
+      if (rows_.kernel == k && k == 5) return pairs<5, 3>(t);
+      if (rows_.kernel == k && k == 7) return pairs<7, 3>(t);
+      if (k <= 4) return speculative<2, false>(t);
+      if (any_shift(p_)) return speculative<3, false>(t);
+      if constexpr (sizeof(V) != 2)
+        return k > 48   ? speculative<7, true>(t)
+               : k > 32 ? speculative<6, true>(t)
+               : k > 16 ? speculative<5, true>(t)
+               : k > 8  ? speculative<4, true>(t)
+                        : speculative<3, true>(t);
+      return false;
     };
     if (!exact_ && !quickly()) return;
     if constexpr (real)
       exact_ = blocks<false>(t, [&](int64_t r0, int64_t r1, auto&& line) { return exact(r0, r1, line); });
   }
 
-  template <int S> bool speculative(const Tile& t) {
-    const Shift last(cols_.kernel - taps(S - 1));
-    return blocks<true>(t,
-                        [&](int64_t r0, int64_t r1, auto&& line) { return stream<S>(r0, r1, last, line); });
+  // Windows of K rows, K odd, two rows at a time: results r and r + 1 share all rows but the first of the one and the last
+  // of the other, and those come in pairs that later results share, too. Lines keep what is needed of the rows before.
+  template <int K, int S> bool pairs(const Tile& t) const {
+    constexpr int T = K / 2, lag = Chain<S, false>::lag;
+    Shift shifts[S];
+    set_shifts<S>(shifts);
+    V *odd = ring_, *even[T], *pair[T];
+    for (int k = 0; k < T; ++k) {
+      even[k] = ring_ + (2 * k + 1) * line_;
+      pair[k] = ring_ + (2 * k + 2) * line_;  // the last of them is never kept
+    }
+    Met<real ? N : 16> met;
+    const auto two_rows = [&](int64_t i, auto&& f) __attribute__((always_inline)) {
+      const auto row = [&](int64_t i) {
+        return reinterpret_cast<const V*>(t.x + (within(i, rows_) ? i : 0) * p_.x.pooled[0]) + t.c0 +
+               cols_.origin;
+      };
+      const V *x = row(i), *z = row(i + 1);
+      const Mask of_x = within(i, rows_) ? Mask(-1) : Mask(0),
+                 of_z = within(i + 1, rows_) ? Mask(-1) : Mask(0);
+      Chain<S, false> upper, lower;
+      for (int64_t j = 0; j < n_ + lag; ++j) {
+        const Vn u = load(x + j * N, inside_[j] & of_x), v = load(z + j * N, inside_[j] & of_z);
+        if constexpr (real) met.meet(u, v);
+        const Vn g = upper.step(u, shifts), h = lower.step(v, shifts);
+        if (j >= lag) f((j - lag) * N, g, h);
+      }
+    };
+    int64_t i = t.o0 + rows_.origin;
+    for (int k = 0; k < T; ++k, i += 2)
+      two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
+        if (k > 0) write(pair[k - 1] + j, merge<true>(v, read<V, N>(odd + j)));
+        write(even[k] + j, v);
+        write(odd + j, u);
+      });
+    const int64_t pitch = p_.y.pooled[0] / int64_t(sizeof(V));
+    V* y = reinterpret_cast<V*>(t.y + t.o0 * p_.y.pooled[0]) + t.c0;
+    for (int64_t o = t.o0; o < t.o1; o += 2, i += 2, y += 2 * pitch) {
+      V *z = o + 1 < t.o1 ? y + pitch : unwanted_, *oldest = even[0], *first = pair[0];
+      two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
+        const Vn newest = merge<true>(v, read<V, N>(odd + j));
+        Vn shared = newest;
+        if constexpr (T > 1) {
+          shared = read<V, N>(first + j);
+          for (int k = 1; k < T - 1; ++k) shared = merge<true>(read<V, N>(pair[k] + j), shared);
+          shared = merge<true>(newest, shared);
+          write(first + j, newest);
+        }
+        const Vn top = merge<true>(shared, read<V, N>(oldest + j)), bottom = merge<true>(u, shared);
+        write(oldest + j, v);
+        write(odd + j, u);
+        if (j < (n_ - 1) * N) {
+          write(y + j, flipped(top));
+          write(z + j, flipped(bottom));
+        } else {
+          put(y + j, last_, top);
+          put(z + j, last_, bottom);
+        }
+      });
+      for (int k = 1; k < T; ++k) even[k - 1] = even[k];
+      even[T - 1] = oldest;
+      for (int k = 1; k < T - 1; ++k) pair[k - 1] = pair[k];
+      if constexpr (T > 1) pair[T - 2] = first;
+    }
+    return met.any();
+  }
+
+  template <int S> void set_shifts(Shift* shifts) const {
+    for (int s = 0; s < S; ++s)
+      shifts[s] = Shift((s < S - 1 ? shift_of(s) : cols_.kernel - taps(S - 1)) * cols_.step);
+  }
+
+  template <int S, bool known> bool speculative(const Tile& t) {
+    Shift shifts[S];
+    set_shifts<S>(shifts);
+    return blocks<true>(
+        t, [&](int64_t r0, int64_t r1, auto&& line) { return stream<S, known>(r0, r1, shifts, line); });
   }
 
   // Block after block of as many rows as a window has; `rows` does those that are inside the input. True if there was
@@ -256,14 +358,15 @@ private:
   }
 
   // Rows in pairs, one after the other in one stream: a vector goes in, and out comes one that went in before.
-  template <int S, class F>
-  __attribute__((noinline)) bool stream(int64_t r0, int64_t r1, const Shift& shift, F&& line) const {
-    const int64_t length = n_ + ceil_div(cols_.kernel - 1, N), pairs = ceil_div(r1 - r0, 2);
-    const Shift last = shift;
+  template <int S, bool known, class F>
+  __attribute__((noinline)) bool stream(int64_t r0, int64_t r1, const Shift* given, F&& line) const {
+    const int64_t length = n_ + ceil_div((cols_.kernel - 1) * cols_.step, N), pairs = ceil_div(r1 - r0, 2);
+    Shift shifts[S];
+    for (int s = 0; s < S; ++s) shifts[s] = given[s];
     const Mask* const inside = inside_;
     const V* prefix = nothing_;
     V* const kept = prefix_;
-    Chain<S> upper, lower;
+    Chain<S, known> upper, lower;
     Met<real ? N : 16> met;
     // An odd row is its own neighbour.
     const auto first_of = [&](int64_t m) { return line(least(r0 + 2 * m, r1 - 1)); };
@@ -271,10 +374,10 @@ private:
     const V *x = first_of(0).x, *z = second_of(0).x;
     Line a = first_of(0), b = second_of(0);
     int64_t i = 0, j = 0, in = 0, out = 0;
-    for (int64_t at = -Chain<S>::lag; at < pairs * length; ++at) {
+    for (int64_t at = -Chain<S, known>::lag; at < pairs * length; ++at) {
       const Vn u = load(x + i * N, inside[i]), v = load(z + i * N, inside[i]);
       if constexpr (real) met.meet(u, v);
-      const Vn g = upper.step(u, last), h = lower.step(v, last);
+      const Vn g = upper.step(u, shifts), h = lower.step(v, shifts);
       if (++i == length) {
         i = 0;
         ++in;
@@ -313,7 +416,7 @@ private:
     Met<real ? N : 16> met;
     for (int64_t r = r0; r < r1; ++r, prefix = prefix_) {
       const Line l = line(r);
-      const int64_t k = cols_.kernel, length = n_ * N + ceil_div(k - 1, N) * N;
+      const int64_t k = cols_.kernel, length = n_ * N + ceil_div((k - 1) * cols_.step, N) * N;
       for (int64_t j = 0; j < length; j += N) {
         const Vn v = load(l.x + j, inside_[j / N]);
         met.meet(v, v);
@@ -322,7 +425,7 @@ private:
       for (int64_t m = 1, by; m < k; m += by) {
         by = least(m, k - m);
         for (int64_t j = 0; j < length; j += N)
-          write(row_ + j, merge<false>(read<V, N>(row_ + j + by), read<V, N>(row_ + j)));
+          write(row_ + j, merge<false>(read<V, N>(row_ + j + by * cols_.step), read<V, N>(row_ + j)));
       }
       for (int64_t j = 0; j < n_ * N; j += N) {
         const Vn v = read<V, N>(row_ + j), all = merge<false>(v, read<V, N>(prefix + j)),

@@ -73,7 +73,7 @@ template <class V> Kernel pick(const Problem& p) {
   using R = Max<V>;
   constexpr bool special = common<V>;
   const bool plain = !reordered(p);
-  if constexpr (special)
+  if constexpr (specialised && sizeof(V) <= 4)
     if (plain)
       if (const Kernel found = NDPOOL_NAME(stride1_, NDPOOL_ISA)(p); found.run) return found;
   if (p.extra == Extra::none) {

@@ -11,7 +11,9 @@ Kernel NDPOOL_NAME(stride1_, NDPOOL_ISA)([[maybe_unused]] const Problem& p) {
   if constexpr (specialised) {
     using Best = Max<float>;
 #if defined(__AVX512VL__)
-    if (p.op == Op::max && size_of(p.x_type) == 1) return first_serving<LongMax<Max<std::uint8_t>>>(p);
+    if (p.op == Op::max && p.x_type < Dtype::f16)
+      return size_of(p.x_type) == 1 ? first_serving<LongMax<Max<std::uint8_t>>>(p)
+                                    : first_serving<LongMax<Max<std::uint16_t>>>(p);
     if (p.op == Op::max) return first_serving<Tracks<Best>, Strips<Best>, LongMax<Best>>(p);
     return first_serving<Tracks<Sum<float>>, Strips<Sum<float>>, LongerSums>(p);
 #else

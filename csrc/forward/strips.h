@@ -1,8 +1,7 @@
 // Strips: common windows of stride 1 on packed rows of floats; of 3 x 3 also with dilation 2 and 3. A strip of columns
 // goes down a plane in registers: rows are read in place, and masks leave out what lies outside. Maxima are taken along
 // the rows first, by doubling, and then down the columns, where every two rows of results share what they have in
-// common. Long rows are processed whole, with the previous ones in L1, so that memory is accessed sequentially. Sums are
-// added down the columns first. Without this engine max pooling 5 x 5 takes 4.4 times as long on 20 x 20 (SPPF), average
+// common; those of long rows are left to `long_max`. Sums are added down the columns first. Without this engine max pooling 5 x 5 takes 4.4 times as long on 20 x 20 (SPPF), average
 // pooling 3 x 3 takes 3.1 times as long on 35 x 35 (Inception).
 #pragma once
 
@@ -19,13 +18,14 @@ template <class R> struct Strips {
   using V = typename R::V;
   static_assert(std::is_same_v<V, float>);
   static constexpr int broad = wide<V>, slim = broad / 2;
-  static constexpr int64_t band_elements = 32 * 1024, group_elements = 4 * 1024, line_elements = 4 * 1024;
-  static constexpr int64_t long_row = 6 * broad;
+  static constexpr int64_t band_elements = 32 * 1024, group_elements = 4 * 1024;
+  static constexpr int64_t long_row = 6 * broad;  // whose maxima have an engine of their own
 
   static bool serves(const Problem& p) {
     if (p.lanes != 1 || p.x.pooled[1] != sizeof(V) || p.y.pooled[1] != sizeof(V)) return false;
     const int64_t k = square_kernel(p);
     if (R::picks && k == 0) return square_kernel(p, 2) == 3 || square_kernel(p, 3) == 3;
+    if (R::picks && p.axes[1].out >= long_row) return false;
     return k == 3 || (R::picks && (k == 5 || k == 7 || k == 9 || k == 13));
   }
 
@@ -37,18 +37,11 @@ template <class R> struct Strips {
     if (p.n_lead != 1 || p.axes[0].out > band_rows(p)) return 1;
     return most(1, group_elements / (p.axes[0].out * p.axes[1].out));
   }
-  // Columns of long rows: what is kept of them fills half of L1.
-  static int64_t tile(int64_t kernel) { return line_elements / (kernel + 1) / broad * broad; }
-  static constexpr int64_t beyond = 8;  // vectors that a row's windows lag behind, at most
-
   static void prepare(Problem& p) {
-    const int64_t k = p.axes[0].kernel;
     p.tile = p.axes[1].out;
     p.tiles = ceil_div(p.axes[0].out, band_rows(p));
     p.units = ceil_div(p.planes, group(p)) * p.tiles;
-    p.scratch = R::picks ? Scratch::bytes<V>((k + 1) * tile(k)) +
-                               2 * Scratch::bytes<Part<broad>>(tile(k) / broad + beyond)
-                         : Scratch::bytes<V>(p.axes[1].out + 4 * broad);
+    p.scratch = R::picks ? 0 : Scratch::bytes<V>(p.axes[1].out + 4 * broad);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -82,19 +75,11 @@ private:
   const Axis &rows_, &cols_;
   bool exact_ = false;  // after a NaN
   bool even_ = true;    // all windows share the divisor
-  V* lines_ = nullptr;  // rows kept; for sums, what the columns contribute to the divisors
-  Part<broad>*inside_ = nullptr, *nowhere_ = nullptr;
+  V* lines_ = nullptr;  // what the columns contribute to the divisors
 
   Strips(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(p.axes[1]) {
-    Scratch scratch(memory);
-    if constexpr (R::picks) {
-      const int64_t k = rows_.kernel, n = tile(k) / broad + beyond;
-      lines_ = scratch.take<V>((k + 1) * tile(k));
-      inside_ = scratch.take<Part<broad>>(n);
-      nowhere_ = scratch.take<Part<broad>>(n);
-      for (int64_t j = 0; j < n; ++j) nowhere_[j] = Part<broad>(0, 0);
-    } else if (p.divide) {
-      lines_ = scratch.take<V>(cols_.out + 4 * broad);
+    if (!R::picks && p.divide) {
+      lines_ = Scratch(memory).take<V>(cols_.out + 4 * broad);
       for (int64_t o = 0; o < cols_.out + 4 * broad; ++o)
         lines_[o] = V(p.divisor ? p.divisor : o < cols_.out ? share(cols_, o) : 1);
       // The shares in the middle are no less than those of both ends.
@@ -109,17 +94,8 @@ private:
     const int64_t planes = group(p_), height = band_rows(p_);
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t q = unit / p_.tiles * planes, o = unit % p_.tiles * height;
-      Band b{plane_of(p_, p_.x, q), plane_of(p_, p_.y, q) + o * p_.y.pooled[0], o,
-             least(height, rows_.out - o), least(planes, p_.planes - q)};
-      if (!R::picks || D > 1 || cols_.out < long_row) {
-        band<K, D>(b);
-        continue;
-      }
-      for (int64_t left = b.planes; left > 0; --left, b.x += p_.x.lead[0], b.y += p_.y.lead[0]) {
-        b.planes = 1;
-        if constexpr (R::picks && D == 1)
-          for (int64_t c = 0; c < cols_.out; c += tile(K)) long_rows<K>(b, c, least(cols_.out, c + tile(K)));
-      }
+      band<K, D>({plane_of(p_, p_.x, q), plane_of(p_, p_.y, q) + o * p_.y.pooled[0], o,
+                  least(height, rows_.out - o), least(planes, p_.planes - q)});
     }
   }
 
@@ -251,89 +227,6 @@ private:
         for (int w = 0; w < W; ++w) put(w, merge<speculative>(odd[w], shared[w]));
         y = further(y, y_pitch);
       }
-    }
-    return nan.any();
-  }
-
-  template <int K, int M = 1> static constexpr int lag() {
-    if constexpr (M < K) return 1 + lag<K, M + more(M, K)>();
-    return 0;
-  }
-  // One more vector of a row to the windows of K elements that begin as many vectors before.
-  template <int K, int M = 1, class Vn> static Vn chain(Vn* before, Vn v) {
-    if constexpr (M < K) {
-      constexpr int by = more(M, K);
-      const Vn old = *before;
-      *before = v;
-      return chain<K, M + by>(before + 1, merge<true>(shifted<by>(old, v), old));
-    }
-    return v;
-  }
-
-  // Columns [c0, c1) of long rows, two rows at a time. What a strip keeps in registers lies in lines here.
-  template <int K> void long_rows(const Band& b, int64_t c0, int64_t c1) {
-    if (!exact_ && !quick_rows<K>(b, c0, c1)) return;
-    carefully<K>(b, c0, c1);
-  }
-
-  template <int K> bool quick_rows(const Band& b, int64_t c0, int64_t c1) const {
-    constexpr int N = broad, T = K / 2, L = lag<K>();
-    static_assert(L <= beyond);
-    using Vn = Vec<V, N>;
-    const Vn init = Vn{} + R::init();
-    const int64_t n = ceil_div(c1 - c0, N), y_pitch = p_.y.pooled[0];
-    for (int64_t j = 0; j < n + L; ++j) inside_[j] = inside<N>(c0 + j * N);
-    const Part<N> last(0, c1 - c0 - (n - 1) * N);
-    V *odd = lines_, *even[T], *pair[T];
-    for (int k = 0; k < T; ++k) {
-      even[k] = lines_ + (2 * k + 1) * n * N;
-      pair[k] = lines_ + (2 * k + 2) * n * N;  // the last of them is never kept
-    }
-    Met<N> nan;
-    const auto two_rows = [&](int64_t i, auto&& f) __attribute__((always_inline)) {
-      const V *x = at(b.x, within(i, rows_) ? i : 0, c0), *z = at(b.x, within(i + 1, rows_) ? i + 1 : 0, c0);
-      const Part<N>*of_x = within(i, rows_) ? inside_ : nowhere_,
-            *of_z = within(i + 1, rows_) ? inside_ : nowhere_;
-      Vn before_x[L], before_z[L];
-      for (int l = 0; l < L; ++l) before_x[l] = before_z[l] = init;
-      for (int64_t j = 0; j < n + L; ++j) {
-        Vn v = of_x[j].read(x + j * N, init), u = of_z[j].read(z + j * N, init);
-        nan.meet(v, u);
-        v = chain<K>(before_x, v);
-        u = chain<K>(before_z, u);
-        if (j >= L) f((j - L) * N, v, u);
-      }
-    };
-    int64_t i = b.o + rows_.origin;
-    for (int k = 0; k < T; ++k, i += 2)
-      two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
-        if (k > 0) write(pair[k - 1] + j, merge<true>(v, read<V, N>(odd + j)));
-        write(even[k] + j, v);
-        write(odd + j, u);
-      });
-    V* y = reinterpret_cast<V*>(b.y) + c0;
-    for (int64_t r = 0; r < b.rows; r += 2, i += 2, y = further(y, 2 * y_pitch)) {
-      V *z = r + 1 < b.rows ? further(y, y_pitch) : pair[T - 1], *oldest = even[0], *first = pair[0];
-      two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
-        const Vn newest = merge<true>(v, read<V, N>(odd + j));
-        Vn shared = newest;
-        if constexpr (T > 1) {
-          shared = read<V, N>(first + j);
-          for (int k = 1; k < T - 1; ++k) shared = merge<true>(read<V, N>(pair[k] + j), shared);
-          shared = merge<true>(newest, shared);
-          write(first + j, newest);
-        }
-        const Vn upper = merge<true>(shared, read<V, N>(oldest + j)), lower = merge<true>(u, shared);
-        write(oldest + j, v);
-        write(odd + j, u);
-        const bool whole = j < (n - 1) * N;
-        whole ? write(y + j, upper) : last.write(y + j, upper);
-        whole ? write(z + j, lower) : last.write(z + j, lower);
-      });
-      for (int k = 1; k < T; ++k) even[k - 1] = even[k];
-      even[T - 1] = oldest;
-      for (int k = 1; k < T - 1; ++k) pair[k - 1] = pair[k];
-      if constexpr (T > 1) pair[T - 2] = first;
     }
     return nan.any();
   }
