@@ -1,6 +1,7 @@
-// Sums of large windows of stride 1 on packed rows of floats, and of small ones on images with a few interleaved channels. Rows enter in pairs: sums of 2 n or 2 n + 1 rows are made of
-// sums of n rows, which wait in rings; sums of columns are made of these in the same way, in registers. Additions have
-// the order of the sliding engine. Without this engine an average of 31 x 31 takes 1.4 times as long on 512 x 512.
+// Sums of stride 1 on packed rows of floats, of images with a few interleaved channels, too. Rows enter in pairs: sums of 2 n
+// or 2 n + 1 rows are made of sums of n rows, which wait in rings; sums of columns are made of these in the same way, in
+// registers. Additions have the order of the sliding engine. Without this engine an average of 31 x 31 takes 1.4 times as
+// long on 512 x 512, one of 9 x 9 1.3 times on an image of 719 x 1283 with 4 channels.
 #pragma once
 
 #include "forward/general.h"

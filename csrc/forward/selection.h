@@ -2,7 +2,7 @@
 // alone has a name outside, so that no function compiled for a newer processor can take the place of its namesake
 // elsewhere.
 //
-// Strips, tracks, long_max, longer_sums (common windows of stride 1: stride1.cpp), sliding (all of stride 1), small_planes
+// Strips, tracks, long_max, longer_sums (stride 1: stride1.cpp), sliding (all of stride 1), small_planes
 // (planes of short rows), direct (windows of 2 and 3), blocks (disjoint windows), channels_last, integers (averages of 8-
 // and 16-bit integers), rows (any window: general.h).
 #pragma once

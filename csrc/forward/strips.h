@@ -6,6 +6,7 @@
 #pragma once
 
 #include "forward/general.h"
+#include "forward/pairs.h"
 #include "simd.h"
 
 #if defined(__AVX512VL__)  // masks that cost nothing
@@ -167,12 +168,9 @@ private:
     }
   }
 
-  // The maxima of a strip; true if there was a NaN. Results r and r + 1 share the rows between the first of the one
-  // and the last of the other, and those come in pairs that later results share, too. Where taps are apart, so are the
-  // rows that go together: every D-th.
+  // The maxima of a strip; true if there was a NaN. Where taps are apart, so are the rows that go together: every D-th.
   template <int K, int N, int W, int D, bool speculative> bool best(const Band& b, int64_t c) const {
     using Vn = Vec<V, N>;
-    constexpr int T = K / 2;
     const Vn init = Vn{} + R::init();
     const int64_t x_pitch = D * p_.x.pooled[0], y_pitch = D * p_.y.pooled[0], sets = least(D, b.rows);
     const Part<N> last(0, cols_.out - c - (W - 1) * N);
@@ -195,38 +193,12 @@ private:
         i += D;
         x = further(x, x_pitch);
       };
-      const auto put = [&](int w, Vn v) __attribute__((always_inline)) {
-        if (w < W - 1)
-          write(y + w * N, v);
-        else
-          last.write(y + w * N, v);
+      const auto put = [&](int64_t r, const Vn* v) __attribute__((always_inline)) {
+        V* to = further(y, r * y_pitch);
+        for (int w = 0; w < W - 1; ++w) write(to + w * N, v[w]);
+        last.write(to + (W - 1) * N, v[W - 1]);
       };
-      Vn even[T][W], odd[W], pair[T][W];
-      for (int k = 0; k < T; ++k) {
-        next(even[k]);
-        for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<speculative>(even[k][w], odd[w]);
-        next(odd);
-      }
-      for (int64_t r = 0; r < rows; r += 2) {
-        Vn fresh[W], shared[W];
-        next(fresh);
-        for (int w = 0; w < W; ++w) {
-          pair[T - 1][w] = merge<speculative>(fresh[w], odd[w]);
-          shared[w] = pair[0][w];
-          for (int k = 1; k < T; ++k) shared[w] = merge<speculative>(pair[k][w], shared[w]);
-          put(w, merge<speculative>(shared[w], even[0][w]));
-          for (int k = 1; k < T; ++k) {
-            pair[k - 1][w] = pair[k][w];
-            even[k - 1][w] = even[k][w];
-          }
-          even[T - 1][w] = fresh[w];
-        }
-        if (r + 1 == rows) break;
-        y = further(y, y_pitch);
-        next(odd);
-        for (int w = 0; w < W; ++w) put(w, merge<speculative>(odd[w], shared[w]));
-        y = further(y, y_pitch);
-      }
+      windows_in_pairs<K, W, Vn>(rows, merge<speculative, Vn>, next, put);
     }
     return nan.any();
   }

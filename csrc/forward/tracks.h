@@ -5,6 +5,7 @@
 #pragma once
 
 #include "forward/general.h"
+#include "forward/pairs.h"
 #include "simd.h"
 
 namespace ndpool {
@@ -163,55 +164,18 @@ private:
     return better ? later : best;
   }
 
-  // The windows of K elements of which `next` gives one after the other. Windows j and j + 1 share all elements but
-  // the first of the one and the last of the other, and those come in pairs that later windows share, too.
-  template <int K, int W, bool speculative, class Next, class Out>
-  __attribute__((always_inline)) static inline void windows(int64_t n, Next&& next, Out&& out) {
-    constexpr int T = K / 2;
-    Vn even[T][W], odd[W], pair[T][W];
-    for (int k = 0; k < T; ++k) {
-      next(even[k]);
-      for (int w = 0; w < W && k > 0; ++w) pair[k - 1][w] = merge<speculative>(even[k][w], odd[w]);
-      next(odd);
-    }
-    for (int64_t j = 0; j < n; j += 2) {
-      Vn fresh[W], shared[W], result[W];
-      next(fresh);
-      for (int w = 0; w < W; ++w) {
-        pair[T - 1][w] = merge<speculative>(fresh[w], odd[w]);
-        shared[w] = pair[0][w];
-        for (int k = 1; k < T; ++k) shared[w] = merge<speculative>(pair[k][w], shared[w]);
-        result[w] = merge<speculative>(shared[w], even[0][w]);
-        for (int k = 1; k < T; ++k) {
-          pair[k - 1][w] = pair[k][w];
-          even[k - 1][w] = even[k][w];
-        }
-        even[T - 1][w] = fresh[w];
-      }
-      out(j, result);
-      if (j + 1 == n) break;
-      next(odd);
-      for (int w = 0; w < W; ++w) result[w] = merge<speculative>(odd[w], shared[w]);
-      out(j + 1, result);
-    }
-  }
-
   // True if there was a NaN.
   template <int K, int W, bool speculative> bool best(const Band& b, int64_t c0, int64_t c1) {
-    constexpr int T = K / 2;
     const int64_t n = c1 - c0, x_step = p_.x.pooled[1], y_step = p_.y.pooled[1];
-    V *odd = lines_, *shared = lines_ + n * W * N, *even[T], *pair[T];
-    for (int k = 0; k < T; ++k) {
-      even[k] = lines_ + (2 * k + 2) * n * W * N;
-      pair[k] = lines_ + (2 * k + 3) * n * W * N;  // the last of them is never kept
-    }
+    PairLines<K, V> lines(lines_, n * W * N);
+    V* const shared = lines_ + K * n * W * N;
     Met<N> nan;
     const auto row = [&](int64_t i, auto&& out) __attribute__((always_inline)) {
       int64_t c = c0 + cols_.origin;
       const char* x = b.x + i * p_.x.pooled[0] + c * x_step;
       const bool there = within(i, rows_);
-      windows<K, W, speculative>(
-          n,
+      windows_in_pairs<K, W, Vn>(
+          n, merge<speculative>,
           [&](Vn* v) __attribute__((always_inline)) {
             if (there && within(c, cols_)) {
               for (int w = 0; w < W; ++w) v[w] = read<V, N>(reinterpret_cast<const V*>(x) + w * N);
@@ -224,51 +188,34 @@ private:
           },
           out);
     };
+    const auto keep_odd = [&](int64_t j, Vn* v) __attribute__((always_inline)) {
+      for (int w = 0; w < W; ++w) write(lines.odd + (j * W + w) * N, v[w]);
+    };
     int64_t i = b.o0 + rows_.origin;
-    for (int k = 0; k < T; ++k, i += 2) {
+    for (int k = 0; k < K / 2; ++k, i += 2) {
       row(i, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
-        for (int w = 0; w < W; ++w) {
-          const int64_t at = (j * W + w) * N;
-          if (k > 0) write(pair[k - 1] + at, merge<speculative>(v[w], read<V, N>(odd + at)));
-          write(even[k] + at, v[w]);
-        }
+        for (int w = 0; w < W; ++w) lines.begin(k, (j * W + w) * N, v[w], merge<speculative>);
       });
-      row(i + 1, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
-        for (int w = 0; w < W; ++w) write(odd + (j * W + w) * N, v[w]);
-      });
+      row(i + 1, keep_odd);
     }
     char* y = b.y + b.o0 * p_.y.pooled[0] + c0 * y_step;
     for (int64_t o = b.o0; o < b.o1; o += 2, i += 2, y += 2 * p_.y.pooled[0]) {
-      V *oldest = even[0], *first = pair[0];
       row(i, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
         V* to = reinterpret_cast<V*>(y + j * y_step);
         for (int w = 0; w < W; ++w) {
           const int64_t at = (j * W + w) * N;
-          const Vn newest = merge<speculative>(v[w], read<V, N>(odd + at));
-          Vn common = newest;
-          if constexpr (T > 1) {
-            common = read<V, N>(first + at);
-            for (int k = 1; k < T - 1; ++k) common = merge<speculative>(read<V, N>(pair[k] + at), common);
-            common = merge<speculative>(newest, common);
-            write(first + at, newest);
-          }
+          const Vn common = lines.shared(at, v[w], merge<speculative>);
           write(shared + at, common);
-          write(to + w * N, merge<speculative>(common, read<V, N>(oldest + at)));
-          write(oldest + at, v[w]);
+          write(to + w * N, merge<speculative>(common, lines.replace(at, v[w])));
         }
       });
-      for (int k = 1; k < T; ++k) even[k - 1] = even[k];
-      even[T - 1] = oldest;
-      for (int k = 1; k < T - 1; ++k) pair[k - 1] = pair[k];
-      if constexpr (T > 1) pair[T - 2] = first;
+      lines.next();
       if (o + 1 == b.o1) break;
       row(i + 1, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
         V* to = reinterpret_cast<V*>(y + p_.y.pooled[0] + j * y_step);
-        for (int w = 0; w < W; ++w) {
-          const int64_t at = (j * W + w) * N;
-          write(to + w * N, merge<speculative>(v[w], read<V, N>(shared + at)));
-          write(odd + at, v[w]);
-        }
+        for (int w = 0; w < W; ++w)
+          write(to + w * N, merge<speculative>(v[w], read<V, N>(shared + (j * W + w) * N)));
+        keep_odd(j, v);
       });
     }
     return nan.any();
