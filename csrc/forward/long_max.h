@@ -37,12 +37,14 @@ template <class R> struct LongMax {
         return false;
     for (int a = 0; a < 2; ++a) {
       const Axis& axis = p.axes[a];
-      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel < 3) return false;
+      if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel < 2) return false;
     }
     const int64_t k = p.axes[1].kernel, out = columns(p).out;
     if (any_shift(p)) return p.lanes <= 4 && k <= 8 && p.axes[0].kernel <= 8 && out >= 4 * N;
-    // Bytes of short rows are better off when several rows lie in a vector.
-    return k <= 64 && p.axes[0].kernel <= 256 && (real || out >= 4 * N || (k > 16 && out >= N));
+    if (k > 64 || p.axes[0].kernel > 256) return false;
+    // Short rows are better off when several rows lie in a vector: those of bytes, and of small windows.
+    if (real) return out >= 6 * N || least(k, p.axes[0].kernel) >= 4;
+    return out >= 4 * N || (k > 16 && out >= N);
   }
 
   // Whether vectors are shifted by what is known at run time only, which goes as far as one vector.
@@ -212,6 +214,7 @@ private:
       inside_[j] = mask(-from, cols_.size - from);
     }
     const auto quickly = [&]() {
+      if (rows_.kernel == k && k == 2) return pairs<2, 1>(t);
       if (rows_.kernel == k && k == 3) return pairs<3, 2>(t);
       if (rows_.kernel == k && k == 5) return pairs<5, 3>(t);
       if (rows_.kernel == k && k == 7) return pairs<7, 3>(t);
@@ -230,7 +233,7 @@ private:
       exact_ = blocks<false>(t, [&](int64_t r0, int64_t r1, auto&& line) { return exact(r0, r1, line); });
   }
 
-  // Windows of K rows, K odd, two rows at a time.
+  // Windows of K rows, 2 or an odd number of them, two rows at a time.
   template <int K, int S> bool pairs(const Tile& t) const {
     constexpr int lag = Chain<S, false>::lag;
     Shift shifts[S];
@@ -252,10 +255,10 @@ private:
         if (j >= lag) f((j - lag) * N, g, h);
       }
     };
-    int64_t i = t.o0 + rows_.origin;
+    int64_t i = t.o0 + rows_.origin - (K == 2);
     for (int k = 0; k < K / 2; ++k, i += 2)
       two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
-        lines.begin(k, j, v, merge<true>);
+        if constexpr (K > 2) lines.begin(k, j, v, merge<true>);
         write(lines.odd + j, u);
       });
     const int64_t pitch = p_.y.pooled[0] / int64_t(sizeof(V));
@@ -263,8 +266,9 @@ private:
     for (int64_t o = t.o0; o < t.o1; o += 2, i += 2, y += 2 * pitch) {
       V* const z = o + 1 < t.o1 ? y + pitch : unwanted_;
       two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
-        const Vn shared = lines.shared(j, v, merge<true>);
-        const Vn top = merge<true>(shared, lines.replace(j, v)), bottom = merge<true>(u, shared);
+        const Vn shared = K > 2 ? lines.shared(j, v, merge<true>) : v;
+        const Vn top = merge<true>(shared, K > 2 ? lines.replace(j, v) : read<V, N>(lines.odd + j)),
+                 bottom = merge<true>(u, shared);
         write(lines.odd + j, u);
         if (j < (n_ - 1) * N) {
           write(y + j, flipped(top));

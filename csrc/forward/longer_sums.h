@@ -17,21 +17,23 @@ struct LongerSums {
   using V = float;
   static constexpr int N = wide<V>, most_steps = 4;
   using Vn = Vec<V, N>;
-  static constexpr int64_t band_elements = 32 * 1024, widest_tile = 256;
+  static constexpr int64_t band_elements = 32 * 1024;
 
   static bool serves(const Problem& p) {
     for (const Array* array : {&p.x, &p.y})
       if (array->pooled[1] != p.lanes * int64_t(sizeof(V)) || (p.lanes > 1 && array->lane != sizeof(V)))
         return false;
     const int64_t k = square_kernel(p);
-    return k >= 2 && k / 2 * p.lanes <= N && k < 2 * N && columns(p).out > N;
+    return k >= 2 && p.lanes <= 4 && k / 2 * p.lanes <= N && k < 2 * N && columns(p).out > N;
   }
 
   static int64_t band_rows(const Problem& p) {
     return most(8 * p.axes[0].kernel, ceil_div(band_elements, columns(p).out));
   }
   static int64_t width(const Problem& p) {
-    const int64_t out = columns(p).out, n = ceil_div(out, widest_tile);
+    // The more rows wait, the narrower they are, so that they stay in L1.
+    const int64_t widest = p.axes[0].kernel < 8 ? 1024 : 256;
+    const int64_t out = columns(p).out, n = ceil_div(out, widest);
     return ceil_div(ceil_div(out, n), N) * N;
   }
   // A row of windows needs some vectors beyond its own, and sums come out some vectors after what they are made of.
