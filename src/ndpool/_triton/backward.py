@@ -36,7 +36,7 @@ from ndpool._triton.launch import (
     whole_planes,
 )
 from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of
-from ndpool._triton.planes import kind_of_planes, plane_backward, rows_of_channels
+from ndpool._triton.planes import kind_of_planes, plane_backward
 from ndpool._triton.regions import region_backward
 from ndpool._triton.scan import scan_backward
 from ndpool._triton.walk import walk_backward
@@ -81,7 +81,7 @@ def backward(
     contiguous = (
         whole_planes(three, layout) and layout.leads < 2 and layout.input_strides[1] in (0, last.size)
     )
-    if not scaled and (contiguous or rows_of_channels(three, layout)):
+    if not scaled and contiguous:
         return plane_backward(last.size, layout, size, by, gather)
     if has_index and _scatters(three, layout, size):
         return scatter_backward(three, layout, size, gather, device)

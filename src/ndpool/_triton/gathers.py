@@ -115,8 +115,10 @@ def blocks_backward(
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
     lanes = lanes_for(n_lanes, tuning.THREADS)
-    n_strips = -(-blocks_h // rows)
     blocks_d = -(-d.size // d.stride)
+    if gather.SCALED and n_lanes * blocks_d * -(-blocks_h // rows) < tuning.FEW_BLOCKS:
+        rows = 1  # gradients of norms read the input, too: more lanes hide that better
+    n_strips = -(-blocks_h // rows)
     grid = -(-n_lanes // lanes) * blocks_d * n_strips
     x_strides = [s // x_unit for s in layout.input_strides]
     y_strides = [s // y_unit for s in layout.output_strides]
@@ -191,7 +193,8 @@ def windows_backward(
     axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, by: int, gather: Gather, device: torch.device
 ) -> Launch:
     """Launcher for the window kernel, by runs of rows where windows overlap little."""
-    if not gather.HAS_INDEX and _runs_are_along(axes, layout, itemsize):
+    # Offsets in windows of one row stay the same if that row becomes a column.
+    if (not gather.HAS_INDEX or axes[1].size == 1) and _runs_are_along(axes, layout, itemsize):
         axes = (axes[0], axes[2], axes[1])
         layout = layout._replace(
             input_strides=_turned(layout.input_strides), output_strides=_turned(layout.output_strides)

@@ -16,15 +16,14 @@ from ndpool._call import NO_EXTRA, OFFSET32
 from ndpool._plan import AxisPlan, Plan
 from ndpool._triton import tuning
 from ndpool._triton.kernels import channels_last
-from ndpool._triton.kernels import plane_backward as gradient_kernel
 from ndpool._triton.kernels.indexing import Division, Sizes
+from ndpool._triton.kernels.plane_backward import Block, plane_backward_kernel
 from ndpool._triton.kernels.reducers import Gather, Reduce
 from ndpool._triton.launch import (
     SUM,
     Launch,
     all_of,
     constant,
-    lanes_of,
     launcher,
     launches_dependents,
     magic,
@@ -214,40 +213,18 @@ def _channel_pass(
 
 
 def plane_backward(size: int, layout: Layout, itemsize: int, by: int, gather: Gather) -> Launch:
-    """Write planes of `size` elements: contiguous ones, without gaps, or rows of channels."""
-    leads = layout.sizes[1] * layout.sizes[2]
-    total, rows = size * leads, 1
-    if layout.channels:
-        pitches = (layout.sizes[0], *layout.input_strides[1:], *layout.output_strides[1:3])
-        vec = min(8, widest(itemsize, *pitches)) if layout.output_strides[0] == 1 else 1
-        rows = tuning.PLANE_ROWS
-        n_c, n_w = layout.sizes[0] // vec, -(-size // rows)
-        n_lanes = n_c * n_w * leads
-    else:
-        vec = widest(itemsize)
-        n_c, n_w, n_lanes = 1, size, total // vec
-    x_strides = [s // vec for s in layout.input_strides]
-    y_strides = [*layout.output_strides]
-    if layout.channels:
-        x_strides[0], y_strides[0] = 1, y_strides[0] * vec
-    lanes = tuning.THREADS if layout.channels else 2 * tuning.THREADS
-    block = gradient_kernel.Block(
-        LANES=lanes, VEC=vec, ROWS=rows, EDGES=not layout.channels and total % vec > 0
-    )
-    grid = max(1, -(-n_lanes // lanes))
-    next_one = not layout.channels and launches_dependents(grid, lanes * vec * min(itemsize, 8))
+    """Write contiguous planes of `size` elements, without gaps."""
+    total, vec, lanes = size * layout.sizes[1] * layout.sizes[2], widest(itemsize), 2 * tuning.THREADS
+    grid = max(1, -(-(total // vec) // lanes))
     arguments = (
-        lanes_of(n_lanes, n_c, n_w, layout),
-        strides_of(x_strides, layout),
-        strides_of(y_strides, layout),
         size,
         magic(size),
         total,
+        layout.output_strides[1],
         Division(by, 1 / by),
-        int(next_one),
-        constant(block),
+        int(launches_dependents(grid, lanes * vec * min(itemsize, 8))),
+        constant(Block(LANES=lanes, VEC=vec, EDGES=total % vec > 0)),
         memory_of(layout),
         constant(gather),
     )
-    kernel = gradient_kernel.plane_backward_kernel
-    return launcher(kernel, grid, arguments, tuning.THREADS // 32, itemsize < 16)
+    return launcher(plane_backward_kernel, grid, arguments, tuning.THREADS // 32, itemsize < 16)

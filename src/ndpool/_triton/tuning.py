@@ -39,12 +39,12 @@ CUT_PLANES = 264  # more large planes fill the device without being cut into pie
 LARGE_PLANE = 2**12  # elements from which planes are read in a loop; also of a piece of a plane
 LOOP_LANES = 256  # threads that share such a plane
 CHANNEL_ROW = 128  # bytes of neighbouring channels that a program reads side by side
-PLANE_ROWS = 8  # rows of channels that a lane writes
 
 # Gradients by blocks.
 REGISTERS = 80, 100  # outputs and offsets that a lane keeps: of several rows, and of one
 BLOCK_STORES = 64  # elements that a lane writes
 VOLUME_STORES = 32  # likewise of several rows of a volume: more take too long to compile
+FEW_BLOCKS = 2**15  # lanes of a norm below which each writes one row of blocks
 LARGE_RESULT = 2**24  # elements from which lanes of disjoint channels-last windows write one row each
 
 # Gradients of max pooling, scattered into zeros.

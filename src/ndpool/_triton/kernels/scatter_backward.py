@@ -59,10 +59,18 @@ def _position(tap, o, windows, axis):
 
 
 @triton.jit
-def _nth(i, first, m, tap, ok, windows, axis, BLOCK):
-    """The m-th output along an axis, 0 where there is none, and the tap of the input there."""
-    o = tl.where(ok, first + m * axis.spacing, 0)
-    return o, tap_in(i, o, m, tap, windows, axis, BLOCK)
+def _containing(i, windows, inputs, pitch, stride, axis, OVERLAP: tl.constexpr, BLOCK):
+    """Outputs along an axis that contain inputs i: whether each exists, its address, its part of a tap."""
+    first, count, first_tap = outputs_of_input(i, inputs)
+    oks = ()
+    ats = ()
+    taps = ()
+    for m in tl.static_range(OVERLAP):
+        ok = m < count
+        o = tl.where(ok, first + m * axis.spacing, 0)
+        tap = tap_in(i, o, m, first_tap, windows, axis, BLOCK)
+        oks, ats, taps = oks + (ok,), ats + (o * stride,), taps + (tap * pitch,)
+    return oks, ats, taps
 
 
 @triton.jit
@@ -108,21 +116,25 @@ def _gradient_of_input(
     i = tl.where(live, i, 0)
     h = tl.where(live, h, 0)
     d = tl.where(live, d, 0)
-    first_d, count_d, tap_d = outputs_of_input(d, inputs_d)
-    first_h, count_h, tap_h = outputs_of_input(h, inputs_h)
-    first_w, count_w, tap_w = outputs_of_input(i, inputs_w)
+    # Once per axis: windows of a volume that overlap contain an input many times.
+    in_d, at_d, tap_d = _containing(
+        d, windows_d, inputs_d, axis_h.kernel * axis_w.kernel, y_strides.d, axis_d, BLOCK.OVERLAP_D, BLOCK
+    )
+    in_h, at_h, tap_h = _containing(
+        h, windows_h, inputs_h, axis_w.kernel, y_strides.h, axis_h, BLOCK.OVERLAP_H, BLOCK
+    )
+    in_w, at_w, tap_w = _containing(i, windows_w, inputs_w, 1, y_strides.w, axis_w, BLOCK.OVERLAP_W, BLOCK)
     total = tl.zeros([BLOCK.LANES], GATHER.COMPUTE)
     for md in tl.static_range(BLOCK.OVERLAP_D):
         for mh in tl.static_range(BLOCK.OVERLAP_H):
+            in_row = live & in_d[md] & in_h[mh]
+            row = y_base + at_d[md] + at_h[mh]
+            row_tap = tap_d[md] + tap_h[mh]
             for mw in tl.static_range(BLOCK.OVERLAP_W):
-                ok = live & (md < count_d) & (mh < count_h) & (mw < count_w)
-                other_d, td = _nth(d, first_d, md, tap_d, ok, windows_d, axis_d, BLOCK)
-                other_h, th = _nth(h, first_h, mh, tap_h, ok, windows_h, axis_h, BLOCK)
-                other_w, tw = _nth(i, first_w, mw, tap_w, ok, windows_w, axis_w, BLOCK)
-                at = y_base + other_d * y_strides.d + other_h * y_strides.h + other_w * y_strides.w
-                tap = tl.load(offsets + at, mask=ok, other=0).to(tl.int32)
-                hit = ok & (tap == (td * axis_h.kernel + th) * axis_w.kernel + tw)
-                total += widen(tl.load(grad + at, mask=hit, other=0), GATHER.COMPUTE)
+                ok = in_row & in_w[mw]
+                tap = tl.load(offsets + (row + at_w[mw]), mask=ok, other=0).to(tl.int32)
+                hit = ok & (tap == row_tap + tap_w[mw])
+                total += widen(tl.load(grad + (row + at_w[mw]), mask=hit, other=0), GATHER.COMPUTE)
     return x_base + d * x_strides.d + h * x_strides.h + i * x_strides.w, total, live
 
 
