@@ -7,7 +7,6 @@
 // (8, 256, 20, 24) 2.4 times.
 #pragma once
 
-#include "backward/bands.h"
 #include "forward/general.h"
 #include "kernels.h"
 
@@ -174,11 +173,7 @@ private:
     inner_.y.data = reinterpret_cast<char*>(results_);
     kernel_.prepare(inner_);
     rest_ = scratch.take<char>(inner_.scratch);
-    int64_t by = p.divisor;
-    if (!by) {
-      by = 1;
-      for (int a = 0; a < p.n_axes; ++a) by *= common_share(p.axes[a]);
-    }
+    const int64_t by = common_divisor(p);
     uniform_ = by != 0;
     for (int a = 0; a < p.n_axes; ++a) taps_ *= p.axes[a].uncropped;
     whole_ = !p.divide || by == taps_;

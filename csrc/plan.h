@@ -161,6 +161,24 @@ struct Problem {
   const Array* arrays() const { return &x; }
 };
 
+// The share of all windows of an axis, or 0 where they differ.
+static inline int64_t common_share(const Axis& a) {
+  if (a.table_stride || a.out == 0) return 0;
+  const int64_t n = share(a, 0);
+  if (a.regular()) return n == a.uncropped && share(a, a.out - 1) == n ? n : 0;
+  for (int64_t o = 1; o < a.out; ++o)
+    if (a.counts[o] != n) return 0;
+  return n;
+}
+
+// What all windows are divided by, or 0 where they differ.
+static inline int64_t common_divisor(const Problem& p) {
+  if (p.divisor) return p.divisor;
+  int64_t by = 1;
+  for (int a = 0; a < p.n_axes; ++a) by *= common_share(p.axes[a]);
+  return by;
+}
+
 // The elements of a window, at most.
 static inline int64_t taps_of(const Problem& p) {
   int64_t n = 1;

@@ -5,7 +5,6 @@
 // of 40 x 30 x 20 floats 7.7 times, 2 x 2 x 2 of volumes of 8 x 11 x 8 floats 4 times.
 #pragma once
 
-#include "backward/bands.h"
 #include "forward/general.h"
 #include "kernels.h"
 #include "simd.h"
@@ -201,12 +200,9 @@ template <Over work> struct SideBySide {
     if (work != Over::outputs || p.op != Op::lp || p.norm != 2 || p.x_type != p.y_type ||
         p.x_type < Dtype::f32)
       return false;
-    int64_t by = 1, taps = 1;
-    for (int a = 0; a < p.n_axes; ++a) {
-      by *= common_share(p.axes[a]);
-      taps *= p.axes[a].uncropped;
-    }
-    return !p.divide || (p.divisor ? p.divisor : by) == taps;
+    int64_t taps = 1;
+    for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].uncropped;
+    return !p.divide || common_divisor(p) == taps;
   }
 
   static Problem inside(const Problem& p) {

@@ -127,16 +127,6 @@ inline int64_t most_outputs(const Axis& a, int64_t n) {
   return most(1, a.regular() ? least(a.out, (n + span_of(a)) / a.stride + 2) : a.out);
 }
 
-// The share of all windows of an axis, or 0 where they differ.
-inline int64_t common_share(const Axis& a) {
-  if (a.table_stride || a.out == 0) return 0;
-  const int64_t n = share(a, 0);
-  if (a.regular()) return n == a.uncropped && share(a, a.out - 1) == n ? n : 0;
-  for (int64_t o = 1; o < a.out; ++o)
-    if (a.counts[o] != n) return 0;
-  return n;
-}
-
 // Whether the gradients of a plane lie in memory without gaps.
 inline bool packed_planes(const Problem& p) {
   int64_t pitch = size_of(p.y_type);

@@ -106,11 +106,7 @@ private:
     runs_ = scratch.take<Run>(sizes_.tile);
     valid_ = scratch.take<UnsignedLike<V>>(sizes_.held);
     rest_ = scratch.take<char>(0);
-    int64_t by = p.divide ? p.divisor : 1;
-    if (!by) {
-      by = 1;
-      for (int a = 0; a < p.n_axes; ++a) by *= common_share(p.axes[a]);
-    }
+    const int64_t by = p.divide ? common_divisor(p) : 1;
     // Windows of one size are divided by when all is added up; others' gradients before.
     uniform_ = by != 0;
     by_all_ = V(by ? by : 1);
