@@ -676,6 +676,58 @@ def test_what_a_hook_made_of_norms_is_not_read_past_its_end(change, fails):
             assert torch.allclose(torch.autograd.grad(y, x, grad)[0], wanted)
 
 
+@pytest.mark.parametrize("name", ["max_pool2d", "lp_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("dense", [True, False])
+def test_what_was_saved_is_looked_at_once(name, dense):
+    """As checkpointing demands; and the error of a hook is the caller's."""
+    from torch.utils.checkpoint import checkpoint
+
+    def pool(x):
+        return getattr(ndpool, name)(x, *((2, 2) if name == "lp_pool2d" else (2,)))
+
+    x = seeded(2, 64, 40, 40).float().abs().requires_grad_()
+    looks = []
+
+    def unpack(t):
+        looks.append(t.shape)
+        if len(looks) > 10:
+            raise KeyError("no more")
+        return t
+
+    for _ in range(2):  # the second call is a prepared one
+        y = checkpoint(pool, x, use_reentrant=False)
+        grad = torch.ones_like(y) if dense else torch.ones(1, device="cpu").expand_as(y)
+        wanted = torch.autograd.grad(pool(x), x, torch.ones_like(y))[0]
+        assert torch.allclose(torch.autograd.grad(y, x, grad)[0], wanted)
+        looks.clear()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            y = pool(x)
+        torch.autograd.grad(y, x, grad, retain_graph=True)
+        assert len(looks) == {"max_pool2d": 1, "lp_pool2d": 2, "avg_pool2d": 0}[name]
+        if looks:
+            looks.extend([x.shape] * 10)
+            with pytest.raises(KeyError, match="no more"):
+                torch.autograd.grad(y, x, grad)
+
+
+@pytest.mark.parametrize("name", ["max_pool2d", "lp_pool2d", "avg_pool2d"])
+def test_a_pullback_outlives_its_function(name):
+    args = (2, 2) if name == "lp_pool2d" else (2,)
+    x, grad = seeded(2, 3, 8, 8).abs(), seeded(2, 3, 4, 4)
+    ours, theirs = (
+        torch.func.vjp(lambda x, f=f: f(x, *args), x)[1](grad)[0]
+        for f in (getattr(ndpool, name), getattr(F, name))
+    )
+    assert torch.allclose(ours, theirs)
+
+
+def test_parameters_have_the_gradients_of_tensors():
+    x = torch.full((1, 1, 4), 1e-5, dtype=torch.float16)
+    for like in (x.clone().requires_grad_(), torch.nn.Parameter(x.clone())):
+        grad = torch.autograd.grad(ndpool.lp_pool1d(like, 2, 2, 2).sum(), like)[0]
+        assert (grad - 0.7).abs().max() < 0.1
+
+
 def test_checkpoint_hooks_retain_and_anomalies():
     """pytorch#111466: checkpointing, hooks, retained graphs and anomaly detection."""
     from torch.utils.checkpoint import checkpoint

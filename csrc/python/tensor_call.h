@@ -111,13 +111,16 @@ public:
     return y.is_none() ? usual_forward_(context, x) : y;
   }
 
+  // What was saved is looked at once: a hook may allow no more. Its failure is the caller's.
   nb::object backward(nb::handle context, nb::handle grad) const {
+    const bool packed = !of_norms_ && !tensors.packed(context.ptr()).is_none();
+    const nb::object saved = of_norms_ || (offsets_ && !packed) ? tensors.saved(context.ptr()) : nb::none();
     const nb::object result = or_none([&]() -> nb::object {
       if (!backward_ || !tensors.undifferentiated(grad.ptr())) return nb::none();
-      if (of_norms_) return gradient_of_norms(context, grad);
+      if (of_norms_) return gradient_of_norms(saved, grad);
       nb::object offsets = tensors.packed(context.ptr());
-      if (offsets_ && offsets.is_none()) {
-        offsets = tensors.saved(context.ptr())[0];
+      if (offsets_ && !packed) {
+        offsets = saved[0];
         // A hook may have changed them.
         if (!tensors.has_offsets(offsets.ptr(), offset_item_)) return nb::none();
         if (!tensors.has_storage(offsets.ptr(), offset_bytes_, offset_item_)) return nb::none();
@@ -126,13 +129,12 @@ public:
       const nb::object made = grad_();
       return backward_->run(grad, made, offsets, nb::none()) ? made : nb::none();
     });
-    return result.is_none() ? usual_backward_(context, grad) : result;
+    return result.is_none() ? usual_backward_(context, grad, saved) : result;
   }
 
 private:
   // Input and output were saved; a hook may have changed them.
-  nb::object gradient_of_norms(nb::handle context, nb::handle grad) const {
-    const nb::tuple saved = tensors.saved(context.ptr());
+  nb::object gradient_of_norms(const nb::object& saved, nb::handle grad) const {
     const nb::object x = saved[0], y = saved[1];
     for (const nb::object& one : {x, y})
       if (!tensors.is_plain_like(one.ptr(), grad.ptr())) return nb::none();

@@ -70,16 +70,14 @@ public:
 
   // Whether a tensor is nothing but its memory, apart from reverse-mode differentiation.
   bool plain(PyObject* x) const {
-    bool known = false;
-    for (const PyTypeObject* type : types_) known |= Py_TYPE(x) == type;
-    if (!known || watched()) return false;
+    if (!known(x) || watched()) return false;
     return in_reverse_mode() && !is_true(PyObject_CallMethodNoArgs(x, names_.is_neg));
   }
 
   // Whether a gradient is nothing but its memory, and no derivative can be asked for.
   bool undifferentiated(PyObject* grad) const {
     if (is_true(PyObject_CallNoArgs(grad_enabled_)) || watched()) return false;
-    return in_reverse_mode() && is_memory(grad);
+    return in_reverse_mode() && Py_TYPE(grad) == type_ && is_memory(grad);
   }
 
   // Whether a derivative in reverse mode may be asked for.
@@ -97,7 +95,7 @@ public:
   // Whether a tensor is nothing but its memory, and of the same dtype as another.
   bool is_plain_like(PyObject* x, PyObject* other) const {
     Tensor a, b;
-    if (!is_memory(x)) return false;
+    if (!known(x) || !is_memory(x)) return false;
     if (!read(x, a) || !read(other, b)) throw nb::python_error();
     return a.bits == b.bits && a.code == b.code;
   }
@@ -117,9 +115,7 @@ public:
   template <class... T> void save(PyObject* context, T*... tensors) const {
     taken(PyObject_CallMethodObjArgs(context, names_.save, tensors..., nullptr));
   }
-  nb::tuple saved(PyObject* context) const {
-    return nb::borrow<nb::tuple>(taken(PyObject_GetAttr(context, names_.saved)));
-  }
+  nb::object saved(PyObject* context) const { return taken(PyObject_GetAttr(context, names_.saved)); }
   void set_packed(PyObject* context, PyObject* packed) const {
     if (PyObject_SetAttr(context, names_.packed, packed)) throw nb::python_error();
   }
@@ -136,8 +132,13 @@ private:
       if (is_true(PyObject_CallNoArgs(watcher))) return true;
     return false;
   }
+  bool known(PyObject* x) const {
+    for (const PyTypeObject* type : types_)
+      if (Py_TYPE(x) == type) return true;
+    return false;
+  }
   bool is_memory(PyObject* x) const {
-    return Py_TYPE(x) == type_ && !is_true(PyObject_CallMethodNoArgs(x, names_.is_neg)) &&
+    return !is_true(PyObject_CallMethodNoArgs(x, names_.is_neg)) &&
            !is_true(PyObject_CallOneArg(legacy_batch_, x));
   }
   bool in_reverse_mode() const {

@@ -51,7 +51,7 @@ class TensorTraining:
         forward: Call,
         backward: Call | None,
         usual_forward: Callable[[Any, Any], Any],
-        usual_backward: Callable[[Any, Any], Any],
+        usual_backward: Callable[[Any, Any, Any], Any],
         allocate: Callable[..., Any],
         result: tuple[Any, ...],
         offsets: tuple[Any, ...] | None,

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active as transforms_active
 from torch._C._functorch import is_legacy_batchedtensor as is_legacy_batch
+from torch._C._functorch import unwrap_if_dead
 from torch.autograd import Function, forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from ndpool._call import INDEX64, Call
 from ndpool.frameworks.torch import kernels
-from ndpool.frameworks.torch.tensors import channels_last, check_memory, transformed
+from ndpool.frameworks.torch.tensors import PLAIN_TYPES, channels_last, check_memory, transformed
 from ndpool.reductions import REDUCTIONS
 
 
@@ -64,9 +65,14 @@ def applied(cls: type[Function]) -> Callable[..., Any]:
     return apply
 
 
+def saved(ctx: Any) -> tuple[Tensor, ...]:
+    """What a function saved; a tensor of a transform that has ended is the one that it wrapped."""
+    return tuple(map(unwrap_if_dead, ctx.saved_tensors))
+
+
 def plain(x: Tensor) -> bool:
     """Whether a tensor is nothing but its memory."""
-    return type(x) is Tensor and not x.is_neg() and not is_legacy_batch(x)
+    return type(x) in PLAIN_TYPES and not x.is_neg() and not is_legacy_batch(x)
 
 
 def undifferentiated(x: Tensor) -> bool:
@@ -102,7 +108,7 @@ def linear(
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Any:
             rest = (None,) * (n_tensors - 1 + len(ctx.args))
-            return adjoint(grad, *ctx.saved_tensors, *ctx.args), *rest
+            return adjoint(grad, *saved(ctx), *ctx.args), *rest
 
         @staticmethod
         def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
@@ -247,7 +253,7 @@ class Max(Function):
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
         if grad is None:
             return None, None, None, None
-        return linked(max_backward(grad, *ctx.saved_tensors, *ctx.args), ctx.link), None, None, None
+        return linked(max_backward(grad, *saved(ctx), *ctx.args), ctx.link), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
@@ -274,7 +280,7 @@ class Lp(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        x, y = ctx.saved_tensors
+        x, y = saved(ctx)
         return lp_backward(grad, x, y, ctx.call, ctx.last), None
 
     @staticmethod

@@ -234,12 +234,14 @@ def _train_cpu(t: Training) -> Callable[[Tensor], Tensor]:
         ctx.packed = None
         return y
 
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        link = _link_of(ctx) if is_grad_enabled() else None
+    def backward(ctx: Any, grad: Tensor, saved: Any = None) -> Any:
+        if saved is None and has_offsets and ctx.packed is None:
+            saved = ctx.saved_tensors
+        link = _link_of(ctx, saved) if is_grad_enabled() else None
         if not has_offsets:
             return linked(sum_backward(grad, t.call, t.last), link)
         if ctx.packed is None:
-            offsets = ctx.saved_tensors[0]
+            offsets = saved[0]
         else:
             offsets = torch.frombuffer(ctx.packed, dtype=EXTRA_DTYPES[t.kind]).as_strided(t.outs, t.stride)
         return linked(max_backward(grad, offsets, t.call, t.last), link)
@@ -250,11 +252,11 @@ def _train_cpu(t: Training) -> Callable[[Tensor], Tensor]:
         ctx.save_for_backward(x, y)
         return y
 
-    def backward_norm(ctx: Any, grad: Tensor) -> Any:
-        x, y = ctx.saved_tensors
+    def backward_norm(ctx: Any, grad: Tensor, saved: Any = None) -> Any:
+        x, y = ctx.saved_tensors if saved is None else saved
         return lp_backward(grad, x, y, t.call, t.last)
 
-    passes: tuple[Callable[[Any, Tensor], Any], Callable[[Any, Tensor], Any]] = forward, backward
+    passes: tuple[Callable[..., Any], Callable[..., Any]] = forward, backward
     if t.call.reduction.norm:
         passes = forward_norm, backward_norm
     if _empty_cpu is not None and EXCHANGED:
@@ -279,14 +281,16 @@ def _train_cpu(t: Training) -> Callable[[Tensor], Tensor]:
     return direct(type("TrainCpu", (Function,), names))
 
 
-def _link_of(ctx: Any) -> Any:
+def _link_of(ctx: Any, saved: Any) -> Any:
     """The link to the input: made with the result, or now, to a leaf or to a small input that was saved."""
     if hasattr(ctx, "link"):
         return ctx.link
     node = ctx.next_functions[0][0]
     # By its name: the context of a caller's own function may have any attribute.
     leaf = node.name() == "torch::autograd::AccumulateGrad"
-    return link_of(node.variable if leaf else ctx.saved_tensors[-1])
+    if leaf:
+        return link_of(node.variable)
+    return link_of((ctx.saved_tensors if saved is None else saved)[-1])
 
 
 class Launches(NamedTuple):
