@@ -16,7 +16,7 @@ namespace {
 template <class V, Over work> class Norms {
   static constexpr bool forward = work == Over::outputs;
   static constexpr Over other = forward ? Over::inputs : Over::outputs;
-  // Bytes of a box: of several planes, in L1; of most windows, and of large ones, in L2.
+  // Bytes of a box, all in L2: of several planes, of most windows, and of large ones.
   static constexpr int64_t nearest = 64 * 1024, near = 256 * 1024, far = 1024 * 1024;
   static constexpr int64_t largest_window = 4096 * 1024;
 

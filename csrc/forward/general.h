@@ -23,6 +23,13 @@ static inline int64_t square_kernel(const Problem& p, int64_t step = 1) {
   return p.axes[0].kernel;
 }
 
+// Whether the rows of both arrays have no gaps, nor their lanes.
+static inline bool packed_rows(const Problem& p, int64_t item) {
+  for (const Array* array : {&p.x, &p.y})
+    if (array->pooled[p.n_axes - 1] != p.lanes * item || (p.lanes > 1 && array->lane != item)) return false;
+  return true;
+}
+
 // The columns of packed rows: interleaved channels are one row, whose taps are as far apart as there are channels.
 static inline Axis columns(const Problem& p) {
   Axis axis = p.axes[p.n_axes - 1];

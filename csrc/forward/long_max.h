@@ -1,6 +1,6 @@
 // Maxima of stride 1 on long packed rows, of images with a few interleaved channels, too, and of large windows on any packed
 // rows; the cost hardly depends on the window. Along a row windows are built by doubling, in registers. Down the columns,
-// windows of 3, 5 and 7 rows share what they have in common, two rows at a time. Others follow van Herk: a window is the end
+// windows of 2, 3, 5 and 7 rows share what they have in common, two rows at a time. Others follow van Herk: a window is the end
 // of one block of rows and the beginning of the next. Each new row is merged into the beginning and replaces an end that is
 // no longer needed; a complete block is turned into its ends. Rows are read once, and one block of rows is kept. Without
 // this engine a maximum of 31 x 31 takes 2.0 times as long on 512 x 512 floats, 1.5 times as long on a mask of bytes, one of
@@ -29,12 +29,9 @@ template <class R> struct LongMax {
   static constexpr int64_t widest_tile = 4096 / sizeof(V), band_elements = 128 * 1024;
 
   static bool serves(const Problem& p) {
-    if (p.n_axes != 2 || p.extra != Extra::none) return false;
+    if (p.n_axes != 2 || p.extra != Extra::none || !packed_rows(p, sizeof(V))) return false;
     if (real ? p.x_type != Dtype::f32 : p.x_type >= Dtype::f16 || size_of(p.x_type) != sizeof(V))
       return false;
-    for (const Array* array : {&p.x, &p.y})
-      if (array->pooled[1] != p.lanes * int64_t(sizeof(V)) || (p.lanes > 1 && array->lane != sizeof(V)))
-        return false;
     for (int a = 0; a < 2; ++a) {
       const Axis& axis = p.axes[a];
       if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel < 2) return false;

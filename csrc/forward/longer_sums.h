@@ -20,9 +20,7 @@ struct LongerSums {
   static constexpr int64_t band_elements = 32 * 1024;
 
   static bool serves(const Problem& p) {
-    for (const Array* array : {&p.x, &p.y})
-      if (array->pooled[1] != p.lanes * int64_t(sizeof(V)) || (p.lanes > 1 && array->lane != sizeof(V)))
-        return false;
+    if (!packed_rows(p, sizeof(V))) return false;
     const int64_t k = square_kernel(p);
     return k >= 2 && p.lanes <= 4 && k / 2 * p.lanes <= N && k < 2 * N && columns(p).out > N;
   }
