@@ -1,6 +1,7 @@
 // Calls that come again and again: everything but the memory is known beforehand.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -118,26 +119,24 @@ public:
     const char* data[] = {xm.data(), ym.data(), em.data(), im.data()};
     for (int i = 0; i < arrays_; ++i)
       if (!data[i] || reinterpret_cast<std::uintptr_t>(data[i]) % items_[i]) return false;
-    Work work = work_;
-    work.p.x.data = xm.data();
-    work.p.y.data = ym.data();
-    work.p.aux.data = of_norms_ ? em.data() : nullptr;
-    work.p.extra_array.data = of_norms_ ? im.data() : em.data();
-    if (kernels.load() != set_) {
-      set_ = kernels.load();
-      kernel_ = work.kernel();
+    const Addresses at = of_norms_ ? Addresses{xm.data(), ym.data(), im.data(), em.data()}
+                                   : Addresses{xm.data(), ym.data(), em.data(), nullptr};
+    const Kernels* const set = kernels.load();
+    const int threads = work_.cost.threads();
+    if (!prepared_ || set != set_ || threads != prepared_->threads()) {
+      prepared_ = std::make_shared<const Prepared>(work_, threads, at);
+      set_ = set;
     }
-    const Kernel kernel = kernel_;  // another thread may change it as soon as the GIL is released
-    work.run(kernel);
+    const auto prepared = prepared_;  // another thread may replace it as soon as the GIL is released
+    prepared->run(at);
     return true;
   }
 
 private:
   nb::object plan_;  // its tables are read by the work
   Work work_;
-  const Kernels* set_ =
-      nullptr;  // the instruction set of the kernel; layouts alone decide which kernel it is
-  Kernel kernel_;
+  const Kernels* set_ = nullptr;  // the instruction set that it was prepared for
+  std::shared_ptr<const Prepared> prepared_;
   bool of_norms_;
   int arrays_;
   int64_t items_[4], extra_bytes_ = 0;

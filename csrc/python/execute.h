@@ -140,45 +140,6 @@ bool hears_signals() {
 #endif
 }
 
-void execute(Problem& p, const Kernel& kernel, const Cost& cost) {
-  std::optional<Released> released;
-  if (cost.bytes >= held_bytes) released.emplace();
-  p.threads = cost.threads();
-  kernel.prepare(p);
-  const int64_t scratch = (p.scratch + 127) / 64 * 64;
-  const int workers = int(std::max<int64_t>(1, std::min<int64_t>(p.threads, p.units)));
-  if (recording && !steps.empty()) steps.back().threads = workers;
-  std::optional<Watch> watch;
-  if (released && cost.visits >= long_visits && hears_signals()) {
-    const double share = std::min(4 * long_visits / cost.visits, first_bytes / cost.bytes);
-    watch.emplace([&] { return released->interrupted(); },
-                  std::max<int64_t>(1, int64_t(share * double(p.units))));
-    p.stops = [](void* watch) { return static_cast<Watch*>(watch)->stops(); };
-    p.watch = &*watch;
-  }
-  // A signal handler may pool during a call that is watched: then this thread's own scratch is not free.
-  std::unique_ptr<char[]> memory;
-  char* at;
-  if (!watch && scratch * workers <= kept_scratch) {
-    at = own_scratch(scratch * workers);
-  } else {
-    memory.reset(new char[size_t(scratch) * size_t(workers) + 64]);
-    at = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
-  }
-  if (workers <= 1 && !watch) {
-    const Subnormals kept;
-    return kernel.run(p, 0, p.units, at);
-  }
-  parallel_for(
-      p.units, workers,
-      [&](int worker, int64_t begin, int64_t end) { kernel.run(p, begin, end, at + worker * scratch); },
-      watch ? &*watch : nullptr);
-  if (watch && watch->stopped()) {
-    released.reset();
-    throw nb::python_error();
-  }
-}
-
 // Fresh memory costs a visit to the kernel for every page that is written first: large pages are few. NumPy asks for
 // them by itself, PyTorch does not. It is a hint, and memory that has its pages already is none the worse for it. Less
 // than this comes from a heap that is given back and taken again between calls: there large pages cost more.
@@ -204,19 +165,105 @@ struct Work {
   Kernel (*Kernels::*direction)(const Problem&) = &Kernels::forward;
   int64_t results = 0;
   Cost cost;
+};
 
-  Kernel kernel() const { return results ? kernel_for(p, direction) : Kernel{}; }
-  void run(const Kernel& kernel) {
-    if (!results) return;
-    expect(p.y, results * size_of(p.y_type));
-    if (direction == &Kernels::forward && p.extra != Extra::none)
-      expect(p.extra_array, results * size_of(extra_types[int(p.extra)]));
-    if (recording)
-      steps.push_back(
-          {direction == &Kernels::forward ? "forward" : "backward", kernel.engine, kernel.isa, 1});
-    execute(p, kernel, cost);
+// Where the arrays of a problem lie.
+struct Addresses {
+  char *x, *y, *extra, *aux;
+
+  void put_into(Problem& p) const {
+    p.x.data = x;
+    p.y.data = y;
+    p.extra_array.data = extra;
+    p.aux.data = aux;
   }
 };
+
+// Work as its kernel prepared it for a number of threads. It does not change any more, so that other processors keep it in their
+// caches from call to call; every worker puts the addresses into a copy of its own.
+class Prepared {
+public:
+  Prepared(const Work& work, int threads, const Addresses& at)
+      : p_(work.p), cost_(work.cost), forward_(work.direction == &Kernels::forward), results_(work.results) {
+    p_.threads = threads;
+    if (!results_) return;
+    kernel_ = kernel_for(p_, work.direction);
+    at.put_into(p_);
+    kernel_.prepare(p_);
+    scratch_ = (p_.scratch + 127) / 64 * 64;
+    workers_ = int(std::max<int64_t>(1, std::min<int64_t>(threads, p_.units)));
+  }
+
+  int threads() const { return p_.threads; }
+
+  void run(const Addresses& at) const {
+    if (!results_) return;
+    std::optional<Released> released;
+    if (cost_.bytes >= held_bytes) released.emplace();
+    Problem p = located(at);
+    expect(p.y, results_ * size_of(p.y_type));
+    if (forward_ && p.extra != Extra::none)
+      expect(p.extra_array, results_ * size_of(extra_types[int(p.extra)]));
+    if (recording)
+      steps.push_back({forward_ ? "forward" : "backward", kernel_.engine, kernel_.isa, workers_});
+    std::optional<Watch> watch;
+    if (released && cost_.visits >= long_visits && hears_signals()) {
+      const double share = std::min(4 * long_visits / cost_.visits, first_bytes / cost_.bytes);
+      watch.emplace([&] { return released->interrupted(); },
+                    std::max<int64_t>(1, int64_t(share * double(p.units))));
+      p.stops = [](void* watch) { return static_cast<Watch*>(watch)->stops(); };
+      p.watch = &*watch;
+    }
+    // A signal handler may pool during a call that is watched: then this thread's own scratch is not free.
+    std::unique_ptr<char[]> memory;
+    char* scratch;
+    if (!watch && scratch_ * workers_ <= kept_scratch) {
+      scratch = own_scratch(scratch_ * workers_);
+    } else {
+      memory.reset(new char[size_t(scratch_) * size_t(workers_) + 64]);
+      scratch = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
+    }
+    if (workers_ == 1 && !watch) {
+      const Subnormals kept;
+      return kernel_.run(p, 0, p.units, scratch);
+    }
+    parallel_for(
+        p.units, workers_,
+        [&](int worker, int64_t begin, int64_t end) {
+          char* const own = scratch + worker * scratch_;
+          if (worker == 0) return kernel_.run(p, begin, end, own);
+          Problem q = located(at);
+          q.stops = p.stops;
+          q.watch = p.watch;
+          kernel_.run(q, begin, end, own);
+        },
+        watch ? &*watch : nullptr, cost_.is_short());
+    if (watch && watch->stopped()) {
+      released.reset();
+      throw nb::python_error();
+    }
+  }
+
+private:
+  Problem located(const Addresses& at) const {
+    Problem p = p_;
+    at.put_into(p);
+    return p;
+  }
+
+  Problem p_;
+  Kernel kernel_;
+  Cost cost_;
+  bool forward_;
+  int64_t results_, scratch_ = 0;
+  int workers_ = 1;
+};
+
+void run(const Work& work) {
+  const Problem& p = work.p;
+  const Addresses at{p.x.data, p.y.data, p.extra_array.data, p.aux.data};
+  Prepared(work, work.cost.threads(), at).run(at);
+}
 
 }  // namespace
 }  // namespace ndpool

@@ -150,9 +150,8 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
   std::optional<Buffer> eb;
   if (Extra(extra_kind) != Extra::none) eb.emplace(extra, extra_types[extra_kind], true);
   if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
-  Work work = forward_work(plan, op, xb, Dtype(x_type), axes, yb, Dtype(y_type), eb ? &*eb : nullptr,
-                           Extra(extra_kind), divide, divisor, norm);
-  work.run(work.kernel());
+  run(forward_work(plan, op, xb, Dtype(x_type), axes, yb, Dtype(y_type), eb ? &*eb : nullptr,
+                   Extra(extra_kind), divide, divisor, norm));
   return true;
 }
 
@@ -202,9 +201,8 @@ bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::ve
   }
   if (!gb.aligned() || !ib.aligned() || (other && !other->aligned()) || (powers && !powers->aligned()))
     return false;
-  Work work = backward_work(plan, op, gb, Dtype(type), axes, ib, other ? &*other : nullptr, kind, divide,
-                            divisor, norm, powers ? &*powers : nullptr);
-  work.run(work.kernel());
+  run(backward_work(plan, op, gb, Dtype(type), axes, ib, other ? &*other : nullptr, kind, divide, divisor,
+                    norm, powers ? &*powers : nullptr));
   return true;
 }
 

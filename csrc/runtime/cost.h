@@ -33,9 +33,14 @@ struct Cost {
     visits = std::max(inputs, all) * (p.op == Op::lp && p.norm != 2 ? 16 : 1);
   }
 
+  double work() const { return std::max(bytes, visits); }
+
+  // Whether threads gain less by helping each other at the end than it costs to cut their shares.
+  bool is_short() const { return work() < 4 * double(serial_bytes.load()); }
+
   // How many threads may share the work.
   int threads() const {
-    const double work = std::max(bytes, visits), serial = double(serial_bytes.load());
+    const double work = this->work(), serial = double(serial_bytes.load());
     const int most = num_threads();
     return work >= serial || (work >= borrowed * serial && borrows(most)) ? most : 1;
   }

@@ -27,13 +27,15 @@ namespace {
 using std::int64_t;
 
 // Every worker begins with a share of its own, the same one in every call of the same size: what it read and wrote
-// last time may still be in its cache. Who is done takes pieces from the others' shares.
+// last time may still be in its cache. Who is done takes pieces from the others' shares. An engine prepares anew for
+// every piece: shares of short work are not cut.
 class Job {
 public:
   using Run = std::function<void(int, int64_t, int64_t)>;
 
-  Job(const Run& run, int64_t n, int workers, Watch* watch)
-      : run_(run), watch_(watch), piece_(workers == 1 ? n : std::max<int64_t>(1, n / (int64_t(workers) * 8))),
+  Job(const Run& run, int64_t n, int workers, bool is_short, Watch* watch)
+      : run_(run), watch_(watch),
+        piece_(is_short || workers == 1 ? n : std::max<int64_t>(1, n / (int64_t(workers) * 8))),
         shares_(workers) {
     for (int k = 0; k < workers; ++k) {
       shares_[k].next = n / workers * k + std::min<int64_t>(k, n % workers);
@@ -51,7 +53,7 @@ public:
       Share& share = shares_[(worker + k) % n];
       for (;;) {
         if (watch_ && watch_->stops()) return;
-        // Half of what is left at a time, unless it is watched: an engine prepares anew for every piece.
+        // Half of what is left at a time, unless it is watched.
         const int64_t left = share.end - share.next.load(std::memory_order_relaxed);
         const int64_t taken = watch_ ? piece : std::max(piece, left / 2);
         const int64_t begin = share.next.fetch_add(taken, std::memory_order_relaxed);
@@ -288,7 +290,9 @@ Pool& the_pool() {
 // library ends the process: as many are tried first.
 bool borrows(int workers) {
 #if defined(__linux__)
-  if (workers < 2 || !has_team.load(std::memory_order_acquire) || forked.load() || getpid() != gettid() ||
+  thread_local const bool is_main =
+      getpid() == gettid();  // a forked child's thread is told apart by `forked`
+  if (workers < 2 || !has_team.load(std::memory_order_acquire) || forked.load() || !is_main ||
       team.inside() || team.most() != workers)
     return false;
   static std::atomic<int> current{1};                                // the size of the team now
@@ -343,8 +347,8 @@ bool borrow_threads() {
   return has_team.load();
 }
 
-void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t, int64_t)>& run,
-                  Watch* watch) {
+void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t, int64_t)>& run, Watch* watch,
+                  bool is_short) {
   workers = int(std::min<int64_t>(workers, n));
   if (workers > 1) {
     Pool& workers_pool = the_pool();
@@ -353,7 +357,7 @@ void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t,
         std::atomic<bool>& busy;
         ~Lock() { busy.store(false, std::memory_order_release); }
       } lock{workers_pool.busy};
-      Job job(run, n, workers, watch);
+      Job job(run, n, workers, is_short, watch);
       if (borrows(workers))
         team.parallel([](void* one) { static_cast<Job*>(one)->work(team.worker()); }, &job, workers, 0);
       else
@@ -362,7 +366,7 @@ void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t,
     }
   }
   if (n > 0 && watch)
-    Job(run, n, 1, watch).work(0);
+    Job(run, n, 1, false, watch).work(0);
   else if (n > 0)
     run(0, 0, n);
 }

@@ -75,8 +75,10 @@ private:
 
 // Calls run(worker, begin, end) for pieces of [0, n) on at most `workers` threads, the caller's among them.
 // Pieces are handed out as workers become free; which worker gets which piece never changes a result.
-// With a watch that stops, some pieces are left out; no worker is at work any more on return.
+// With `is_short` every worker gets one piece. With a watch that stops, some pieces are left out; no worker is at work any
+// more on return.
 void parallel_for(std::int64_t n, int workers,
-                  const std::function<void(int, std::int64_t, std::int64_t)>& run, Watch* watch = nullptr);
+                  const std::function<void(int, std::int64_t, std::int64_t)>& run, Watch* watch = nullptr,
+                  bool is_short = false);
 
 }  // namespace ndpool
