@@ -336,6 +336,47 @@ other.join()
     assert run_python(code).split() == ["True", "0", "0", "True", "2"]
 
 
+@pytest.mark.torch
+@pytest.mark.skipif(sys.platform != "linux", reason="PyTorch uses libgomp only on Linux")
+@pytest.mark.parametrize("limit", ["1", "2", "3"])
+def test_fewer_borrowed_threads_than_asked_for(limit):
+    """OpenMP may give a call fewer threads than its setting says: whoever is there does all of the work."""
+    code = """
+import torch, ndpool
+torch.set_num_threads(4)
+ndpool.set_num_threads(4)
+short, long = torch.rand(3, 7, 100, 120), torch.rand(8, 16, 192, 192)
+def same(x):
+    x = x.requires_grad_()
+    grads = []
+    for home in (ndpool, torch.nn.functional):
+        y, i = home.max_pool2d(x, 3, 2, 1, return_indices=True)
+        grads += [y, i, *torch.autograd.grad(home.max_pool2d(x, 3, 2, 1).sum(), x)]
+    return all(map(torch.equal, grads[:3], grads[3:]))
+print(*[same(x) for x in (short, long, short, long)])
+"""
+    assert run_python(code, OMP_THREAD_LIMIT=limit).split() == ["True"] * 4
+
+
+@pytest.mark.torch
+def test_a_prepared_call_follows_the_number_of_threads():
+    """A call is prepared for a number of threads, and anew for another one."""
+    code = """
+import torch, ndpool
+x = torch.randn(2, 5, 61, 83)
+def results(n):
+    torch.set_num_threads(n)
+    ndpool.set_num_threads(n)
+    found = [*ndpool.max_pool2d(x, 3, 2, 1, return_indices=True), ndpool.lp_pool2d(x, 2.0, 3)]
+    return [*found, ndpool.avg_pool2d(x, 3, 1, 1)], ndpool.explain("avg_pool2d", x, 3, 1, 1).steps[0].threads
+first, _ = results(1)
+for n in (2, 1, 2, 1):
+    again, threads = results(n)
+    print(threads == n and all(map(torch.equal, first, again)))
+"""
+    assert run_python(code).split() == ["True"] * 4
+
+
 def test_concurrent_calls():
     """The thread pool runs one call at a time; other calls run on one thread and give the same result."""
     ndpool.set_num_threads(2)

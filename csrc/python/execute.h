@@ -179,9 +179,10 @@ struct Addresses {
   }
 };
 
-// Work as its kernel prepared it for a number of threads. It does not change any more, so that other processors keep it in their
-// caches from call to call; every worker puts the addresses into a copy of its own.
-class Prepared {
+// Work as its kernel prepared it for a number of threads. It does not change any more, and shares no line of a cache with
+// anything that does, so that other processors keep it from call to call: a line that one has to get from another takes as
+// long as hundreds of instructions. Every worker puts the addresses into a copy of its own.
+class alignas(64) Prepared {
 public:
   Prepared(const Work& work, int threads, const Addresses& at)
       : p_(work.p), cost_(work.cost), forward_(work.direction == &Kernels::forward), results_(work.results) {
@@ -227,17 +228,20 @@ public:
       const Subnormals kept;
       return kernel_.run(p, 0, p.units, scratch);
     }
+    if (!watch && cost_.is_short()) {
+      Shared shared{this, at, scratch};
+      if (run_on_borrowed(workers_, [](void* shared) { static_cast<Shared*>(shared)->run(); }, &shared))
+        return;
+    }
     parallel_for(
         p.units, workers_,
         [&](int worker, int64_t begin, int64_t end) {
-          char* const own = scratch + worker * scratch_;
-          if (worker == 0) return kernel_.run(p, begin, end, own);
           Problem q = located(at);
           q.stops = p.stops;
           q.watch = p.watch;
-          kernel_.run(q, begin, end, own);
+          kernel_.run(q, begin, end, scratch + worker * scratch_);
         },
-        watch ? &*watch : nullptr, cost_.is_short());
+        watch ? &*watch : nullptr);
     if (watch && watch->stopped()) {
       released.reset();
       throw nb::python_error();
@@ -245,6 +249,21 @@ public:
   }
 
 private:
+  // What workers are told of short work, in a single line of a cache: each has a share of its own, in one piece.
+  struct alignas(64) Shared {
+    const Prepared* prepared;
+    Addresses at;
+    char* scratch;
+
+    void run() const {
+      const Subnormals kept;
+      const auto [worker, workers] = place_among_borrowed();
+      const Problem p = prepared->located(at);
+      const int64_t begin = p.units * worker / workers, end = p.units * (worker + 1) / workers;
+      if (begin < end) prepared->kernel_.run(p, begin, end, scratch + worker * prepared->scratch_);
+    }
+  };
+
   Problem located(const Addresses& at) const {
     Problem p = p_;
     at.put_into(p);

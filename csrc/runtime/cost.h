@@ -10,10 +10,10 @@
 
 namespace ndpool {
 
-// Work of fewer bytes and visits stays on one thread: waking another costs more than its help, but less where it is
-// borrowed. Tests lower it.
+// Work of fewer bytes and visits stays on one thread: waking another costs more than its help. Borrowed threads are awake, but
+// have to meet at the end, which takes the longer the more they are. Tests lower it.
 inline std::atomic<int64_t> serial_bytes{1 << 20};
-constexpr double borrowed = 0.125;  // of that
+constexpr double borrowed = 1.0 / 32;  // of that, for each thread
 
 struct Cost {
   double bytes = 0;  // read and written, with separable windows
@@ -42,7 +42,7 @@ struct Cost {
   int threads() const {
     const double work = this->work(), serial = double(serial_bytes.load());
     const int most = num_threads();
-    return work >= serial || (work >= borrowed * serial && borrows(most)) ? most : 1;
+    return work >= serial || (work >= borrowed * most * serial && borrows(most)) ? most : 1;
   }
 };
 

@@ -27,15 +27,13 @@ namespace {
 using std::int64_t;
 
 // Every worker begins with a share of its own, the same one in every call of the same size: what it read and wrote
-// last time may still be in its cache. Who is done takes pieces from the others' shares. An engine prepares anew for
-// every piece: shares of short work are not cut.
+// last time may still be in its cache. Who is done takes pieces from the others' shares.
 class Job {
 public:
   using Run = std::function<void(int, int64_t, int64_t)>;
 
-  Job(const Run& run, int64_t n, int workers, bool is_short, Watch* watch)
-      : run_(run), watch_(watch),
-        piece_(is_short || workers == 1 ? n : std::max<int64_t>(1, n / (int64_t(workers) * 8))),
+  Job(const Run& run, int64_t n, int workers, Watch* watch)
+      : run_(run), watch_(watch), piece_(workers == 1 ? n : std::max<int64_t>(1, n / (int64_t(workers) * 8))),
         shares_(workers) {
     for (int k = 0; k < workers; ++k) {
       shares_[k].next = n / workers * k + std::min<int64_t>(k, n % workers);
@@ -53,7 +51,7 @@ public:
       Share& share = shares_[(worker + k) % n];
       for (;;) {
         if (watch_ && watch_->stops()) return;
-        // Half of what is left at a time, unless it is watched.
+        // Half of what is left at a time, unless it is watched: an engine prepares anew for every piece.
         const int64_t left = share.end - share.next.load(std::memory_order_relaxed);
         const int64_t taken = watch_ ? piece : std::max(piece, left / 2);
         const int64_t begin = share.next.fetch_add(taken, std::memory_order_relaxed);
@@ -205,10 +203,11 @@ private:
 struct Team {
   void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
   int (*worker)() = nullptr;
+  int (*size)() = nullptr;
   int (*most)() = nullptr;
   int (*inside)() = nullptr;
 
-  bool complete() const { return parallel && worker && most && inside; }
+  bool complete() const { return parallel && worker && size && most && inside; }
 };
 
 // Whether this process is a copy of another one (forked, no exec since): what a library believes of its threads may
@@ -339,6 +338,7 @@ bool borrow_threads() {
     };
     find(team.parallel, "GOMP_parallel");
     find(team.worker, "omp_get_thread_num");
+    find(team.size, "omp_get_num_threads");
     find(team.most, "omp_get_max_threads");
     find(team.inside, "omp_in_parallel");
     has_team.store(team.complete(), std::memory_order_release);
@@ -347,26 +347,48 @@ bool borrow_threads() {
   return has_team.load();
 }
 
-void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t, int64_t)>& run, Watch* watch,
-                  bool is_short) {
+namespace {
+
+// Held by the call whose workers are at work: there is one at a time, and a second caller works alone.
+class Turn {
+public:
+  Turn() : pool_(the_pool()), mine_(!pool_.busy.exchange(true, std::memory_order_acquire)) {}
+  Turn(const Turn&) = delete;
+  ~Turn() {
+    if (mine_) pool_.busy.store(false, std::memory_order_release);
+  }
+  explicit operator bool() const { return mine_; }
+
+private:
+  Pool& pool_;
+  const bool mine_;
+};
+
+}  // namespace
+
+bool run_on_borrowed(int workers, void (*run)(void*), void* data) {
+  if (!borrows(workers)) return false;
+  const Turn turn;
+  if (turn) team.parallel(run, data, unsigned(workers), 0);
+  return bool(turn);
+}
+
+Place place_among_borrowed() { return {team.worker(), team.size()}; }
+
+void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t, int64_t)>& run,
+                  Watch* watch) {
   workers = int(std::min<int64_t>(workers, n));
-  if (workers > 1) {
-    Pool& workers_pool = the_pool();
-    if (!workers_pool.busy.exchange(true, std::memory_order_acquire)) {
-      const struct Lock {
-        std::atomic<bool>& busy;
-        ~Lock() { busy.store(false, std::memory_order_release); }
-      } lock{workers_pool.busy};
-      Job job(run, n, workers, is_short, watch);
+  if (workers > 1)
+    if (const Turn turn; turn) {
+      Job job(run, n, workers, watch);
       if (borrows(workers))
         team.parallel([](void* one) { static_cast<Job*>(one)->work(team.worker()); }, &job, workers, 0);
       else
-        workers_pool.run(job, workers);
+        the_pool().run(job, workers);
       return;
     }
-  }
   if (n > 0 && watch)
-    Job(run, n, 1, false, watch).work(0);
+    Job(run, n, 1, watch).work(0);
   else if (n > 0)
     run(0, 0, n);
 }

@@ -73,12 +73,18 @@ private:
   std::atomic<bool> stopped_{false};
 };
 
+// Calls run(data) once on each of so many borrowed threads, the caller's among them; false if they cannot be borrowed now.
+bool run_on_borrowed(int workers, void (*run)(void*), void* data);
+// Which of how many a borrowed thread is. There may be fewer than were asked for.
+struct Place {
+  int worker, workers;
+};
+Place place_among_borrowed();
+
 // Calls run(worker, begin, end) for pieces of [0, n) on at most `workers` threads, the caller's among them.
 // Pieces are handed out as workers become free; which worker gets which piece never changes a result.
-// With `is_short` every worker gets one piece. With a watch that stops, some pieces are left out; no worker is at work any
-// more on return.
+// With a watch that stops, some pieces are left out; no worker is at work any more on return.
 void parallel_for(std::int64_t n, int workers,
-                  const std::function<void(int, std::int64_t, std::int64_t)>& run, Watch* watch = nullptr,
-                  bool is_short = false);
+                  const std::function<void(int, std::int64_t, std::int64_t)>& run, Watch* watch = nullptr);
 
 }  // namespace ndpool
