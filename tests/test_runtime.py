@@ -561,8 +561,8 @@ call = lambda n: ndpool.pool(x[:n], (50, 50, 50), reduce="avg", stride=1)
 import passes
 from ndpool import geometry
 plan = geometry.sliding("f", (120, 120, 120), 12, 1, 0, 1, False, strict=False)
-x, y = (np.random.default_rng(0).random((8, *sizes)) for sizes in (plan.sizes, plan.out))
-call = lambda n: passes.backward("lp", plan, y[:n], (1, 2, 3), norm=3.5, x=x[:n], y=y[:n])
+x, y = (np.random.default_rng(0).random((16, *sizes)) for sizes in (plan.sizes, plan.out))
+call = lambda n: passes.backward("lp", plan, y[: 2 * n], (1, 2, 3), norm=3.5, x=x[: 2 * n], y=y[: 2 * n])
 """,
     "unpool": """
 values = np.broadcast_to(np.ones(1 << 20, np.float32), (1600, 1 << 20))
@@ -581,7 +581,7 @@ call = lambda n: ndpool.lp_pool3d(x[: 20 * n], 3.0, 12, 1)
 """,
     "tensor backward": """
 import torch
-x = {n: torch.rand(5 * n, 1, 90, 90, 90).requires_grad_() for n in (1, 8)}
+x = {n: torch.rand(10 * n, 1, 90, 90, 90).requires_grad_() for n in (1, 8)}
 y = {n: ndpool.avg_pool3d(x[n], 20, 1).sum() for n in x}
 call = lambda n: torch.autograd.grad(y[n], x[n], retain_graph=True)[0]
 """,
@@ -618,7 +618,7 @@ def test_a_signal_handler_may_pool(threads):
     """A handler that pools in the middle of a call; both results are right."""
     code = """
 import signal, numpy as np, ndpool
-x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (60, 60, 60, 60))
+x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (200, 60, 60, 60))
 call = lambda x: ndpool.lp_pool3d(x, 3.0, 12, 1)
 want, part, right = call(x), call(x[:1, :24]), []
 
