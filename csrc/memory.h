@@ -58,6 +58,15 @@ private:
   const char *begin_, *end_ = nullptr;
 };
 
+// Whether a call moves more than caches keep: results are better written past them then, so that what they replace is not
+// read first.
+inline bool past_caches(const Problem& p) {
+  constexpr double kept = 24e6;  // bytes
+  const double inputs = double(plane_elements(p)) * double(size_of(p.x_type)),
+               outputs = double(plane_elements(p, Over::outputs)) * double(size_of(p.y_type));
+  return double(p.planes) * double(p.lanes) * (inputs + outputs) > kept;
+}
+
 // Whether the elements of a plane lie in memory in the order of its rows and columns, without gaps. The stride of an axis
 // with one element says nothing and is ignored. `pitch` becomes the bytes of a plane.
 inline bool plane_follows(const Problem& p, const Array& array, int64_t& pitch, Over over) {
