@@ -58,13 +58,24 @@ private:
   const char *begin_, *end_ = nullptr;
 };
 
+inline double input_bytes(const Problem& p) {
+  return double(p.planes) * double(p.lanes) * double(plane_elements(p)) * double(size_of(p.x_type));
+}
+
+// Whether the input of a call comes from memory, as far as can be told: engines ask for rows before they read them.
+inline bool comes_from_far(const Problem& p) { return input_bytes(p) > 12e6; }
+
+// How far ahead to ask for rows that step evenly through memory: so many bytes that they arrive in time.
+inline int64_t fetched_ahead(int64_t step, int64_t item) {
+  constexpr int64_t least_bytes = 2048;
+  return step * most(1, ceil_div(least_bytes, most(1, step < 0 ? -step : step) * item));
+}
+
 // Whether a call moves more than caches keep: results are better written past them then, so that what they replace is not
 // read first.
-inline bool past_caches(const Problem& p) {
-  constexpr double kept = 24e6;  // bytes
-  const double inputs = double(plane_elements(p)) * double(size_of(p.x_type)),
-               outputs = double(plane_elements(p, Over::outputs)) * double(size_of(p.y_type));
-  return double(p.planes) * double(p.lanes) * (inputs + outputs) > kept;
+inline bool goes_past_caches(const Problem& p) {
+  const double outputs = double(plane_elements(p, Over::outputs)) * double(size_of(p.y_type));
+  return input_bytes(p) + double(p.planes) * double(p.lanes) * outputs > 24e6;
 }
 
 // Whether the elements of a plane lie in memory in the order of its rows and columns, without gaps. The stride of an axis

@@ -26,8 +26,8 @@ template <class S> struct Strip {
   const S* rows[most_rows];
   Code codes[most_rows];  // of each row's first tap
   int n_rows;
-  bool far;             // the processor does not see by itself where the next rows are
-  bool by_rows;         // rows that share a page of memory, but not a few lines, are better read one by one
+  int64_t ahead;  // to rows to ask for, where the processor does not see by itself which come next; or 0
+  bool by_rows;   // rows that share a page of memory, but not a few lines, are better read one by one
   int64_t count, step;  // output rows; elements from one's input rows to the next's
   S* y;
   int64_t y_step, by;       // by: what the outer axes contribute to the divisor
@@ -156,9 +156,9 @@ template <class R, class S, bool coded> struct Direct {
       } else {
         read_taps<K, Stride, N>(rows[r] + shift, taps, all);
       }
-      if (Stride == 2 && strip.far)  // the same place of the next output row
+      if (Stride == 2 && strip.ahead)
         for (int line = 0; line < int(sizeof(S)) * Stride * N; line += 64)
-          __builtin_prefetch(reinterpret_cast<const char*>(rows[r] + shift + strip.step) + line);
+          fetch(reinterpret_cast<const char*>(rows[r] + shift + strip.ahead) + line);
       if constexpr (masked)
         for (int t = 0; t < K; ++t)
           if (!mask->whole[t]) taps[t] = mask->inside[t] ? taps[t] : Vn<N>{} + R::init();
@@ -659,7 +659,9 @@ private:
     const int64_t h = outer ? walk.at(outer - 1) : 0, pitch = outer ? p.x.pooled[outer - 1] / item : 0;
     const Range whole = interior(rows, 0, rows.out);
     strip.step = rows.stride * pitch;
-    strip.far = outer && last.size * item > 512;
+    const bool far =
+        outer && (last.size * item > 512 || (comes_from_far(p) && (outer > 1 || last.kernel == 2)));
+    strip.ahead = far ? fetched_ahead(strip.step, item) : 0;
     strip.by_rows = last.size * item > 512 && last.size * item < 4096;
     strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;
     strip.count = h >= whole.lo && h < whole.hi ? least(room, whole.hi - h) : 1;

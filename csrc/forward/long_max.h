@@ -102,7 +102,7 @@ private:
   Bits flip_ = 0;
 
   LongMax(const Problem& p, char* memory)
-      : p_(p), rows_(p.axes[0]), cols_(columns(p)), line_(line(p)), far_(past_caches(p)) {
+      : p_(p), rows_(p.axes[0]), cols_(columns(p)), line_(line(p)), far_(goes_past_caches(p)) {
     Scratch scratch(memory);
     ring_ = scratch.take<V>((rows_.kernel + 7) * line_);
     prefix_ = ring_ + rows_.kernel * line_;

@@ -107,7 +107,7 @@ private:
 
   LongerSums(const Problem& p, char* memory)
       : p_(p), rows_(p.axes[0]), cols_(columns(p)), line_(line(p)), steps_(steps(rows_.kernel)),
-        far_(past_caches(p)) {
+        far_(goes_past_caches(p)) {
     Scratch scratch(memory);
     zero_ = scratch.take<V>((lines(rows_.kernel) + 2) * line_);
     unwanted_ = zero_ + line_;
