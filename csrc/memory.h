@@ -67,7 +67,7 @@ inline bool comes_from_far(const Problem& p) { return input_bytes(p) > 12e6; }
 
 // How far ahead to ask for rows that step evenly through memory: so many bytes that they arrive in time.
 inline int64_t fetched_ahead(int64_t step, int64_t item) {
-  constexpr int64_t least_bytes = 2048;
+  constexpr int64_t least_bytes = 4096;
   return step * most(1, ceil_div(least_bytes, most(1, step < 0 ? -step : step) * item));
 }
 

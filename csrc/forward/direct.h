@@ -659,8 +659,7 @@ private:
     const int64_t h = outer ? walk.at(outer - 1) : 0, pitch = outer ? p.x.pooled[outer - 1] / item : 0;
     const Range whole = interior(rows, 0, rows.out);
     strip.step = rows.stride * pitch;
-    const bool far =
-        outer && (last.size * item > 512 || (comes_from_far(p) && (outer > 1 || last.kernel == 2)));
+    const bool far = outer && (last.size * item > 512 || comes_from_far(p));
     strip.ahead = far ? fetched_ahead(strip.step, item) : 0;
     strip.by_rows = last.size * item > 512 && last.size * item < 4096;
     strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;

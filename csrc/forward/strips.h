@@ -20,6 +20,7 @@ template <class R> struct Strips {
   static_assert(std::is_same_v<V, float>);
   static constexpr int broad = wide<V>, slim = broad / 2;
   static constexpr int64_t band_elements = 32 * 1024, group_elements = 4 * 1024;
+  static constexpr int64_t ahead = 1024;  // elements to those that are asked for: rows and planes to come
   static constexpr int64_t long_row = 6 * broad;  // whose maxima have an engine of their own
 
   static bool serves(const Problem& p) {
@@ -184,6 +185,7 @@ private:
       V* y = reinterpret_cast<V*>(b.y + q * p_.y.lead[0] + first * p_.y.pooled[0]) + c;
       const auto next = [&](Vn* h) __attribute__((always_inline)) {
         Vn v[W + 1];
+        for (int w = 0; w < W; ++w) fetch(x + ahead + w * N);
         if (within(i, rows_)) {
           for (int w = 0; w <= W; ++w) v[w] = there[w].read(x + w * N, init);
           for (int w = 0; w <= W; w += 2) nan.meet(v[w], v[w < W ? w + 1 : w]);
@@ -217,6 +219,7 @@ private:
       V* y = reinterpret_cast<V*>(b.y + q * p_.y.lead[0]) + c;
       const auto next = [&](Vn* v) __attribute__((always_inline)) {
         const bool row = within(i, rows_);
+        for (int w = 0; w < W; ++w) fetch(x + ahead + w * N);
         for (int w = 0; w <= W; ++w) v[w] = row ? there[w].read(x + w * N) : Vn{};
         ++i;
         x = further(x, x_pitch);
