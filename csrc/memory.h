@@ -65,10 +65,11 @@ inline double input_bytes(const Problem& p) {
 // Whether the input of a call comes from memory, as far as can be told: engines ask for rows before they read them.
 inline bool comes_from_far(const Problem& p) { return input_bytes(p) > 12e6; }
 
-// How far ahead to ask for rows that step evenly through memory: so many bytes that they arrive in time.
-inline int64_t fetched_ahead(int64_t step, int64_t item) {
-  constexpr int64_t least_bytes = 4096;
-  return step * most(1, ceil_div(least_bytes, most(1, step < 0 ? -step : step) * item));
+// How far ahead to ask for rows that step evenly through memory: so many bytes that they arrive in time, and no more than is
+// left alone until then where several such streams are read side by side.
+inline int64_t fetched_ahead(int64_t step, int64_t item, int64_t streams) {
+  constexpr int64_t all_bytes = 8192;
+  return step * most(1, ceil_div(all_bytes / streams, most(1, step < 0 ? -step : step) * item));
 }
 
 // Whether a call moves more than caches keep: results are better written past them then, so that what they replace is not

@@ -660,7 +660,7 @@ private:
     const Range whole = interior(rows, 0, rows.out);
     strip.step = rows.stride * pitch;
     const bool far = outer && (last.size * item > 512 || comes_from_far(p));
-    strip.ahead = far ? fetched_ahead(strip.step, item) : 0;
+    strip.ahead = far ? fetched_ahead(strip.step, item, outer > 1 ? p.axes[0].kernel : 1) : 0;
     strip.by_rows = last.size * item > 512 && last.size * item < 4096;
     strip.y_step = outer ? p.y.pooled[outer - 1] / item : last.out;
     strip.count = h >= whole.lo && h < whole.hi ? least(room, whole.hi - h) : 1;
