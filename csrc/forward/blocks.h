@@ -82,8 +82,9 @@ private:
   C* numbers_ = nullptr;  // of the rows they are from
   Range full_;            // outputs with whole windows
   const Readable readable_;
-  bool even_;          // planes of one output each, at the same distance
-  bool packed_codes_;  // codes lie side by side, and 32 bits hold every place in a slab
+  const int64_t ahead_;  // to elements to ask for, or 0
+  bool even_;            // planes of one output each, at the same distance
+  bool packed_codes_;    // codes lie side by side, and 32 bits hold every place in a slab
 
   // Of a folded row, and what vectors may read beyond it.
   static int64_t row_length(const Problem& p) {
@@ -91,7 +92,8 @@ private:
   }
 
   Blocks(const Problem& p, int64_t begin, char* memory)
-      : p_(p), walk_(p, begin), readable_(p, p.x, sizeof(S), Over::inputs) {
+      : p_(p), walk_(p, begin), readable_(p, p.x, sizeof(S), Over::inputs),
+        ahead_(comes_from_far(p) ? fetched_ahead(windows_below(p), sizeof(S), 1) : 0) {
     Scratch scratch(memory);
     folded_ = scratch.take<V>(row_length(p));
     edge_ = scratch.take<S>(row_length(p));
@@ -102,6 +104,15 @@ private:
     packed_codes_ = p.extra_array.pooled[p.n_axes - 1] == item &&
                     last.size * (p.n_axes > 1 ? p.axes[p.n_axes - 2].size : 1) < int64_t(UINT32_MAX);
     even_ = columned && last.out == 1 && p.rows == 1 && p.n_lead <= 1 && p.y.lead[0] == sizeof(S);
+  }
+
+  // Elements from the rows of a window to those of the one below.
+  static int64_t windows_below(const Problem& p) {
+    const int a = p.n_axes - 2;
+    if (a < 0) return p.tile;
+    const Axis& axis = p.axes[a];
+    return (axis.regular() ? axis.stride : axis.size / most(1, axis.out)) * p.x.pooled[a] /
+           int64_t(sizeof(S));
   }
 
   Rows rows() const {
@@ -213,8 +224,8 @@ private:
   }
 
   // W vectors of L elements; with codes also the numbers of the rows.
-  template <int W, int L = N> __attribute__((always_inline)) static inline void
-  strip(const Rows& rows, const S* x, V* to, C* numbers, Vec<V, L> (&seen)[broad]) {
+  template <int W, int L = N> __attribute__((always_inline)) inline void
+  strip(const Rows& rows, const S* x, V* to, C* numbers, Vec<V, L> (&seen)[broad]) const {
     Vec<V, L> acc[W];
     Vec<C, L> from_row[W];
     for (int w = 0; w < W; ++w) {
@@ -228,6 +239,7 @@ private:
       const S* from = x + first * rows.row_pitch;
       for (int64_t r = first; r < rows.rows; ++r, ++number, from += rows.row_pitch)
         for (int w = 0; w < W; ++w) {
+          if (ahead_) fetch(from + ahead_ + w * L);
           const Vec<V, L> v = read_as<V, L>(from + w * L);
           if constexpr (can_be_nan) seen[w] += v;
           if constexpr (coded) from_row[w] = R::beats(v, acc[w]) ? Vec<C, L>{} + number : from_row[w];
@@ -575,6 +587,7 @@ private:
           for (int64_t r = 1; r < rows.rows; ++r) {
             from += pitch;
             for (int v = 0; v < W; ++v) {
+              if (ahead_) fetch(from + ahead_ + v * L);
               const Vec<V, L> next = read_as<V, L>(from + v * L);
               if constexpr (can_be_nan) seen[v] += next;
               acc[v] = merge(next, acc[v]);
