@@ -53,7 +53,8 @@ template <class R, class S, bool coded> struct ChannelsLast {
     C first, slab_code, row_code, col_code;    // of the first tap, and from one to the next
     int64_t position;                          // of the nominal window's beginning
     int64_t share;
-    int64_t lanes;  // done at a time
+    int64_t lanes;      // done at a time
+    int64_t ahead = 0;  // bytes to elements to ask for, or 0
   };
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -63,6 +64,7 @@ template <class R, class S, bool coded> struct ChannelsLast {
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     int64_t divisor = p.divide && p.divisor ? p.divisor : 1;
+    const int64_t ahead = comes_from_far(p) ? 4096 : 0;
     Quotient<V> quotient(divisor);
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
       Outer outer;
@@ -80,6 +82,7 @@ template <class R, class S, bool coded> struct ChannelsLast {
         }
         const Quotient<V> by = quotient;  // which no write to the results changes
         Outer here = outer;
+        here.ahead = ahead;
         here.first += C(w.lead) * here.col_code;
         here.position += begin_of(walk.last(), o);
         const int64_t step = walk.last().step * p.x.pooled[last];
@@ -429,6 +432,7 @@ private:
           C tap_code = row_code;
           for (int64_t t = 0; t < taps; ++t, from += step, tap_code += outer.col_code)
             for (int w = 0; w < W; ++w) {
+              if (outer.ahead) fetch(from + outer.ahead + w * N * int64_t(sizeof(S)));
               const Vn v = read_as<V, N>(reinterpret_cast<const S*>(from) + w * N);
               auto better = R::beats(v, best[w]);
               if constexpr (coded) {
@@ -451,6 +455,7 @@ private:
           for (int64_t r = 0; r < outer.rows; ++r) {
             const S* from = reinterpret_cast<const S*>(x + s * outer.slab_step + r * outer.row_step);
             for (int w = 0; w < W; ++w) {
+              if (outer.ahead) fetch(reinterpret_cast<const char*>(from + w * N) + outer.ahead);
               const Vn v = read_as<V, N>(from + w * N);
               down[w] = s + r ? down[w] + v : v;
             }
