@@ -64,7 +64,7 @@ template <class R, class S, bool coded> struct ChannelsLast {
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     int64_t divisor = p.divide && p.divisor ? p.divisor : 1;
-    const int64_t ahead = comes_from_far(p) ? 4096 : 0;
+    const int64_t ahead = comes_from_far(p) ? fetched_ahead(1, 1, 2) : 0;
     Quotient<V> quotient(divisor);
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
       Outer outer;
