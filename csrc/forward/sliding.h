@@ -122,6 +122,7 @@ private:
   V *in_, *sums_ = nullptr, *more_ = nullptr, *strip_, *out_, *by_, *outer_;
   C *in_codes_ = nullptr, *strip_codes_, *out_codes_;
   const Readable readable_;
+  int64_t ahead_;        // to elements that are asked for: the next rows of a tile
   int64_t loaded_ = -1;  // the unit whose rows lie in scratch
   bool nan_ = false;     // in the rows loaded for it
   C row_unit_, col_unit_;
@@ -149,6 +150,8 @@ private:
     outer_ = scratch.take<V>(cut_.height);
     small_ = cut_.rows.kernel == 3 && cut_.cols.kernel == 3 && (R::picks || cut_.cols.step * p.lanes == 1);
     exact_ = p.x_type < Dtype::f16 && p.y_type < Dtype::f16;
+    ahead_ = p.n_axes < 2 || cut_.tiles == 1 ? fetched_ahead(1, sizeof(V), 2)
+                                             : 2 * p.x.pooled[0] / int64_t(sizeof(V));
     follow_ = cut_.tiles == 1 && cut_.chunks == 1 && follows(p, p.y, sizeof(V), Over::outputs);
     const bool positions = p.extra == Extra::index64;
     row_unit_ = C(positions ? cut_.rows.step * cut_.cols.size : cut_.cols.kernel);
@@ -272,7 +275,10 @@ private:
       return v;
     };
     if (from != to && readable_.holds(from, n + N)) {  // reads beyond the row, but not beyond the array
-      for (int64_t j = 0; j < n; j += N) write(to + j, look(read<V, N>(from + j)));
+      for (int64_t j = 0; j < n; j += N) {
+        fetch(from + j + ahead_);
+        write(to + j, look(read<V, N>(from + j)));
+      }
       return;
     }
     if (from != to) copy_exactly(from, to, n);
