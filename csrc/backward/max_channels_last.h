@@ -14,7 +14,8 @@ template <class V, class S> class MaxBackwardChannelsLast {
   static constexpr int N = wide<V>;
   using C = UnsignedLike<V>;
   using Offset = std::uint8_t;
-  static constexpr int64_t most_listed = 64, least_lanes = 96;
+  static constexpr int64_t most_listed = 64;
+  static constexpr int64_t least_lanes = 96, least_far_lanes = 48;  // of gradients in a cache, and in memory
 
   struct Listed {
     const S* grad;
@@ -32,10 +33,10 @@ public:
   static bool serves(const Problem& p) {
     const int a = p.n_axes - 1;
     const int64_t item = sizeof(S);
-    return p.extra == Extra::offset8 && p.lanes >= least_lanes && pays(p) && stored_as<S>(p.x_type) &&
-           p.x_type == p.y_type && p.x.lane == item && p.y.lane == item &&
-           p.extra_array.lane == sizeof(Offset) && p.axes[a].table_stride == 0 && p.axes[a].step == 1 &&
-           most_slabs(p) <= max_slabs &&
+    return p.extra == Extra::offset8 && p.lanes >= (goes_past_caches(p) ? least_far_lanes : least_lanes) &&
+           pays(p) && stored_as<S>(p.x_type) && p.x_type == p.y_type && p.x.lane == item &&
+           p.y.lane == item && p.extra_array.lane == sizeof(Offset) && p.axes[a].table_stride == 0 &&
+           p.axes[a].step == 1 && most_slabs(p) <= max_slabs &&
            most_slabs(p) * (a ? most_covers(p.axes[a - 1], p.planes) : 1) *
                    most_covers(p.axes[a], p.planes) <=
                most_listed;
