@@ -426,6 +426,22 @@ template <class T> constexpr bool packs = sizeof(T) >= 4;
 template <class T> constexpr bool packs = false;
 #endif
 
+// Those of sixteen bytes that are named, in this order; a name of 0x80 gives zero.
+#if defined(__AVX2__)
+constexpr bool names_bytes = true;
+#else
+constexpr bool names_bytes = false;
+#endif
+using Sixteen = Vec<std::uint8_t, 16>;
+inline Sixteen named([[maybe_unused]] Sixteen bytes, [[maybe_unused]] Sixteen names) {
+#if defined(__AVX2__)
+  return reinterpret_cast<Sixteen>(
+      _mm_shuffle_epi8(reinterpret_cast<__m128i>(bytes), reinterpret_cast<__m128i>(names)));
+#else
+  return bytes;
+#endif
+}
+
 // The elements whose bits are set, side by side.
 template <class V> inline V packed([[maybe_unused]] V v, [[maybe_unused]] std::uint32_t bits) {
 #if defined(__AVX512F__)

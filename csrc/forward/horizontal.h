@@ -274,9 +274,24 @@ void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __
             write(dst + o + first[k], packed(read<T, N>(x + k * N), bits[k]));
         return;
       }
-    for (; o < n; ++o) dst[o] = x[o * stride];
+    for (; o < n; ++o) __builtin_memcpy(dst + o, x + o * stride, sizeof(T));
     return;
   }
+  // A position that is a word, or of which sixteen bytes hold several.
+  if constexpr (sizeof(T) < 4)
+    if (unit * int64_t(sizeof(T)) == 4)
+      return every(reinterpret_cast<const std::uint32_t*>(x), n, stride, 1,
+                   reinterpret_cast<std::uint32_t*>(dst));
+  if constexpr (sizeof(T) == 1 && names_bytes)
+    if (const int64_t step = stride * unit, together = (16 - unit) / step + 1; unit < 16 && together > 1) {
+      Sixteen names;
+      for (int64_t j = 0; j < 16; ++j)
+        names[j] = std::uint8_t(j < together * unit ? j / unit * step + j % unit : 0x80);
+      for (int64_t o = 0; o < n; o += together)
+        write(dst + o * unit,
+              named(read<std::uint8_t, 16>(reinterpret_cast<const std::uint8_t*>(x + o * step)), names));
+      return;
+    }
   if constexpr (permutes<T>)
     if (stride == 2 && unit <= N / 2) {  // two vectors hold so many outputs
       const int64_t step = N / unit * unit;
