@@ -271,9 +271,11 @@ private:
           V* const to = sums + t % parts * vectors * N;
           const auto sum_at = [=](int64_t j) __attribute__((always_inline)) {
             const S* at = reinterpret_cast<const S*>(from) + least(j, rest);
+            if (outer.ahead) fetch(reinterpret_cast<const char*>(at) + outer.ahead);
             Vn sum = t < parts ? read_as<V, N>(at) : read<V, N>(to + j) + read_as<V, N>(at);
             for (int k = 1; k < count; ++k) {
               at = reinterpret_cast<const S*>(reinterpret_cast<const char*>(at) + parts * step);
+              if (outer.ahead) fetch(reinterpret_cast<const char*>(at) + outer.ahead);
               sum += read_as<V, N>(at);
             }
             return sum;
@@ -315,13 +317,16 @@ private:
     const S* from[few];
     int n = 0;
     const int64_t all = outer.slabs * outer.rows * taps, at_a_time = taps_at_a_time(step);
+    const int64_t ahead = outer.ahead / int64_t(sizeof(S));
     int64_t done = 0;
     const auto add = [&](bool first, bool last) {
       with_count(n, [&](auto count) {
         const auto one = [&](int64_t slot, int64_t at, Vn& sum) __attribute__((always_inline)) {
+          if (ahead) fetch(from[0] + at + ahead);
           Vn best = read_as<V, N>(from[0] + at);
           if constexpr (can_be_nan) sum += best;
           for (int k = 1; k < count; ++k) {
+            if (ahead) fetch(from[k] + at + ahead);
             const Vn v = read_as<V, N>(from[k] + at);
             if constexpr (can_be_nan) sum += v;
             best = R::beats(v, best) ? v : best;
