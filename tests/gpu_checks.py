@@ -34,6 +34,7 @@ from ndpool._cache import cache
 from ndpool._call import Call
 from ndpool._triton import backward, decompose, driver, launch, planes, segments, strip, tuning
 from ndpool._triton import kernels as triton_sources
+from ndpool._triton.kernels.indexing import Lanes
 from ndpool._triton.memory import layout_of
 from ndpool.frameworks.torch import cuda, kernels, tensors
 from ndpool.reductions import REDUCTIONS
@@ -236,8 +237,25 @@ KINDS = [
 ]
 
 
+def forget_kernels():
+    """Kernels are chosen anew."""
+    cuda._launched.cache_clear()
+    backward.backward.cache_clear()
+    cache.clear()
+
+
+@pytest.fixture(params=[True, False], ids=["lanes by rows", "programs by rows"])
+def short_rows(request, monkeypatch):
+    """Most rows here are so short that lanes are numbered by rows, too: also without that."""
+    if not request.param:
+        monkeypatch.setattr(tuning, "SHORT_LANES", 0)
+    forget_kernels()
+    yield
+    forget_kernels()
+
+
 @pytest.mark.parametrize(("name", "shape", "args", "layout"), KINDS, ids=str)
-def test_each_kind(name, shape, args, layout):
+def test_each_kind(name, shape, args, layout, short_rows):
     """`test_every_case` for these."""
     test_every_case(name, shape, args, layout)
 
@@ -262,17 +280,26 @@ def test_kinds_start_every_kernel(monkeypatch):
             "RUNS",
             "SINGLE",
         )
-        started.add((self.name, *((flag, bool(constants[flag])) for flag in flags if flag in constants)))
+        by_rows = any(isinstance(one, Lanes) and one.strips is not None for one in self._arguments)
+        known = ((flag, bool(constants[flag])) for flag in flags if flag in constants)
+        started.add((self.name, ("lanes by rows", by_rows), *known))
 
-    cache.clear()  # prepared calls bypass `Prepared.__call__`
     monkeypatch.setattr(launch.Prepared, "__call__", note)
-    for case in KINDS:
-        start(*case)
-    kinds, found = set(started), set()
-    for case in CASES:
-        for layout in LAYOUTS[:2] if len(case[1]) > 3 else LAYOUTS[:1]:
-            start(*case, layout)
-    assert kinds == started
+    kinds, others, found = set(), set(), set()
+    for lanes in (tuning.SHORT_LANES, 0):
+        monkeypatch.setattr(tuning, "SHORT_LANES", lanes)
+        forget_kernels()  # prepared calls bypass `Prepared.__call__`
+        for case in KINDS:
+            start(*case)
+        kinds |= started
+        started.clear()
+        for case in CASES:
+            for layout in LAYOUTS[:2] if len(case[1]) > 3 else LAYOUTS[:1]:
+                start(*case, layout)
+        others |= started
+        started.clear()
+    forget_kernels()
+    assert others <= kinds
     for module in iter_modules(triton_sources.__path__):
         names = vars(import_module(f"{triton_sources.__name__}.{module.name}"))
         found |= {name.removesuffix("_kernel") for name in names if name.endswith("_kernel")}

@@ -6,7 +6,7 @@ the PyTorch framework.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -30,12 +30,13 @@ from ndpool._triton.launch import (
     is_dense,
     max_overlap,
     merged,
+    rows_are_short,
     simplified,
     three_axes,
     unpadded,
     whole_planes,
 )
-from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of
+from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, widest
 from ndpool._triton.planes import kind_of_planes, plane_backward
 from ndpool._triton.regions import region_backward
 from ndpool._triton.scan import scan_backward
@@ -94,6 +95,10 @@ def backward(
     same = arrays._replace(**dict(zip(Arrays._fields, memory, strict=False)))
     if ones:
         return _over_transposed(plan, axes, same, divides, by, scaled)
+    if divide == 2 and not (has_index or scaled) and is_dense(three) and all(a.stride == 1 for a in three):
+        rows = not layout.channels and widest(size, last.size) > 1
+        if prod(map(max_overlap, three)) >= tuning.DIVIDED_OVERLAP[rows]:
+            return _divided_first(plan, axes, same)
     if not (has_index or scaled or divide == 2) and is_dense(three) and channel_vector(layout, size) > 1:
         *above, along = _transposed(plan).axes
         overlap = prod(map(max_overlap, three))
@@ -140,6 +145,8 @@ def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool
     # Blocks of short rows and an odd stride are written element by element, in partial sectors.
     scalar = last.stride % 2 == 1 and last.size * itemsize < tuning.SHORT_ROW
     sparse = tuning.SPARSE // 2 if not layout.channels and (scalar or not dense) else tuning.SPARSE
+    if scalar and rows_are_short(layout, layout.sizes[0], last.size):
+        sparse = tuning.SPARSE_SHORT
     return inputs >= (tuning.SPARSE // 4 if slow else sparse) * outs and prod(overlaps) <= (
         tuning.SHARED if slow else tuning.SHARED // 4
     )
@@ -171,6 +178,30 @@ def _over_transposed(
 
         return launch
     return _in_two_passes(parts, axes, arrays, divides, by, scaled)
+
+
+@lru_cache(128)
+def _shares(plan: Plan, axes: tuple[int, ...], ndim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The divisors of all windows of a plane."""
+    each = [torch.from_numpy(axis.table()[:, 3]).to(device, dtype) for axis in plan.axes]
+    for a, share in zip(axes, each, strict=True):
+        each[axes.index(a)] = share.view([-1 if k == a else 1 for k in range(ndim)])
+    return reduce(mul, each)
+
+
+def _divided_first(plan: Plan, axes: tuple[int, ...], arrays: Arrays) -> Launch | None:
+    """Sums of gradients that have a divisor each: they are divided once, not for every input."""
+    wide = torch.promote_types(arrays.dtype, torch.float32)
+    run = _over_transposed(plan, axes, arrays._replace(dtype=wide), False, 0, 0)
+    if run is None:
+        return None
+    shares = _shares(plan, axes, len(arrays.shape), wide, arrays.device)
+
+    def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
+        quotients = torch.empty_strided(arrays.out_shape, arrays.out_stride, dtype=wide, device=grad.device)
+        run(torch.div(grad, shares, out=quotients), offsets, result)
+
+    return launch
 
 
 def _in_two_passes(

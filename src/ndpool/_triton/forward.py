@@ -31,7 +31,9 @@ from ndpool._triton.launch import (
     launcher,
     memory_of,
     merged,
+    optional,
     programs_of,
+    rows_are_short,
     simplified,
     strides_of,
     three_axes,
@@ -111,8 +113,11 @@ def _windows(
     vec = 1 if per_plane else channel_vector(layout, itemsize)
     n_c, last = layout.sizes[0] // vec, axes[2]
     n_lanes = n_c * last.out * layout.sizes[1] * layout.sizes[2]
+    by_lanes, n_rows = axes[1].out > 1 and rows_are_short(layout, n_c, last.out), axes[1].out
+    if by_lanes:
+        n_lanes *= n_rows
     lanes = lanes_for(n_lanes, tuning.THREADS)
-    grid = -(-n_lanes // lanes) * axes[0].out * axes[1].out
+    grid = -(-n_lanes // lanes) * axes[0].out * (1 if by_lanes else n_rows)
     x_strides, y_strides = (
         [s // vec for s in strides] for strides in (layout.input_strides, layout.output_strides)
     )
@@ -140,8 +145,8 @@ def _windows(
     make = window_table.__wrapped__ if per_plane else window_table
     arguments = (
         *(make(a, device) for a in axes),
-        lanes_of(n_lanes, n_c, last.out, layout),
-        programs_of(axes[1].out, axes[0].out),
+        lanes_of(n_lanes, n_c, last.out, layout, *optional(by_lanes, n_rows)),
+        programs_of(None if by_lanes else n_rows, axes[0].out),
         strides_of(x_strides, layout),
         strides_of(y_strides, layout),
         Strides(*(layout.plane_steps if per_plane else (0, 0, 0)), *rows),

@@ -29,6 +29,7 @@ from ndpool._triton.launch import (
     optional,
     packed,
     programs_of,
+    rows_are_short,
     run_starts,
     runs,
     strides_of,
@@ -119,7 +120,11 @@ def blocks_backward(
     if gather.SCALED and n_lanes * blocks_d * -(-blocks_h // rows) < tuning.FEW_BLOCKS:
         rows = 1  # gradients of norms read the input, too: more lanes hide that better
     n_strips = -(-blocks_h // rows)
-    grid = -(-n_lanes // lanes) * blocks_d * n_strips
+    by_lanes = n_strips > 1 and rows_are_short(layout, n_c, n_w)
+    if by_lanes:
+        n_lanes *= n_strips
+        lanes = lanes_for(n_lanes, tuning.THREADS)
+    grid = -(-n_lanes // lanes) * blocks_d * (1 if by_lanes else n_strips)
     x_strides = [s // x_unit for s in layout.input_strides]
     y_strides = [s // y_unit for s in layout.output_strides]
     if not columns and vec > 1:
@@ -144,8 +149,10 @@ def blocks_backward(
         LOOP_H=loop_h,
     )
     arguments = (
-        lanes_of(n_lanes, n_c, n_w, layout),
-        programs_of(*optional(n_strips * blocks_d > 1, n_strips), *optional(blocks_d > 1, blocks_d)),
+        lanes_of(n_lanes, n_c, n_w, layout, *optional(by_lanes, n_strips)),
+        programs_of(
+            *optional(n_strips * blocks_d > 1 and not by_lanes, n_strips), *optional(blocks_d > 1, blocks_d)
+        ),
         strides_of(x_strides, layout),
         strides_of(y_strides, layout),
         Sizes(*(a.size for a in axes)),
@@ -202,6 +209,8 @@ def windows_backward(
     d, h, last = axes
     vec, x_unit, y_unit, columns = _inputs(last, layout, itemsize)
     by_runs = unpadded(axes) and max(max_overlap(d), max_overlap(last)) <= 2
+    if not (layout.channels or gather.HAS_INDEX):
+        by_runs = by_runs and h.size >= tuning.RUN_ROWS * len(run_starts(h))
     # Where few inputs have many windows each, every thread takes one input.
     few = not by_runs and gather.HAS_INDEX and prod(map(max_overlap, axes)) > 8
     if few and columns and prod(layout.sizes) * d.size * h.size * (last.size // vec) < tuning.SATURATED:
@@ -209,6 +218,10 @@ def windows_backward(
     n_w = -(-last.size // (vec if columns else 1))
     n_c = layout.sizes[0] if columns else layout.sizes[0] // vec
     n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
+    by_lanes = gather.HAS_INDEX and h.size > 1 and rows_are_short(layout, n_c, n_w, tuning.SHORT_LANES // 4)
+    by_runs = by_runs and not by_lanes
+    if by_lanes:
+        n_lanes *= h.size
     lanes = lanes_for(n_lanes, tuning.THREADS)
     irregular = not all(a.regular for a in axes)
     found, numbers = zip(*(input_table(a, device) for a in axes), strict=True)
@@ -224,7 +237,8 @@ def windows_backward(
         each = 1 if short else max(1, min(-(-32 * n_rows // h.size), n_rows * programs // 2048))
     else:
         # Rows share the work on the last axis, if there are enough of them.
-        bounds, n_rows, each = None, h.size, 8 if n_lanes * d.size * h.size >= 8 * tuning.SATURATED else 1
+        many = not by_lanes and n_lanes * d.size * h.size >= 8 * tuning.SATURATED
+        bounds, n_rows, each = None, h.size, 8 if many else 1
     strips = -(-n_rows // each)
     x_strides, y_strides = (
         [s // x_unit for s in layout.input_strides],
@@ -250,8 +264,8 @@ def windows_backward(
         *found,
         *optional(needs_windows, *(window_table(a, device) for a in axes)),
         bounds,
-        lanes_of(n_lanes, n_c, n_w, layout),
-        programs_of(strips, d.size),
+        lanes_of(n_lanes, n_c, n_w, layout, *optional(by_lanes, n_rows)),
+        programs_of(None if by_lanes else strips, d.size),
         strides_of(x_strides, layout),
         strides_of(y_strides, layout),
         window_backward.Rows(n_rows, each, overlap_of(last, axes)),
@@ -262,7 +276,7 @@ def windows_backward(
         memory_of(layout),
         constant(gather),
     )
-    grid = -(-n_lanes // lanes) * d.size * strips
+    grid = -(-n_lanes // lanes) * d.size * (1 if by_lanes else strips)
     warps = min(4, lanes // 32)
     kernel = window_backward.window_backward_kernel
     return launcher(kernel, grid, arguments, warps, itemsize < 16)

@@ -20,6 +20,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from ndpool import _record
+from ndpool._triton import tuning
 from ndpool._triton.driver import starter
 from ndpool._triton.kernels.indexing import (
     USE_PDL,
@@ -151,10 +152,16 @@ def optional(condition: bool, *values: Any) -> list[Any]:
     return [value if condition else None for value in values]
 
 
-def lanes_of(n_lanes: int, n_c: int, n_w: int, layout: Layout) -> Lanes:
-    """The number of lanes and the sizes that split it."""
-    counts = (*optional(layout.channels, n_c), n_w, *optional(layout.leads > 1, layout.sizes[1]))
+def lanes_of(n_lanes: int, n_c: int, n_w: int, layout: Layout, strips: int | None = None) -> Lanes:
+    """The number of lanes and the sizes that split it; with `strips`, lanes are numbered by these, too."""
+    counts = (*optional(layout.channels, n_c), n_w, strips, *optional(layout.leads > 1, layout.sizes[1]))
     return Lanes(n_lanes, *counts, *map(magic, counts))
+
+
+def rows_are_short(layout: Layout, n_c: int, n_w: int, most: int | None = None) -> bool:
+    """Whether a row has so few lanes that the next lanes should take the next rows, not the next plane."""
+    planes, pitch, row = layout.sizes[1], layout.input_strides[1], layout.input_strides[4]
+    return n_c * n_w <= (tuning.SHORT_LANES if most is None else most) and (planes == 1 or pitch > row)
 
 
 def programs_of(strips: int | None, d: int | None) -> Programs:

@@ -30,6 +30,7 @@ from ndpool._triton.launch import (
     memory_of,
     optional,
     programs_of,
+    rows_are_short,
     strides_of,
     window_of,
 )
@@ -288,8 +289,13 @@ def strip(
         wanted = max(1, min(-(-tuning.WALK_LANES // (n_lanes * d.out)), h.out // least))
         height = -(-h.out // wanted)
     n_strips = -(-h.out // height)
-    grid = -(-n_lanes // lanes) * d.out * n_strips
-    parts = programs_of(*optional(walk or n_strips * d.out > 1, n_strips), *optional(d.out > 1, d.out))
+    by_lanes = not walk and n_strips > 1 and rows_are_short(layout, n_c, n_w)
+    if by_lanes:
+        n_lanes *= n_strips
+        lanes = lanes_for(n_lanes, tuning.THREADS)
+    grid = -(-n_lanes // lanes) * d.out * (1 if by_lanes else n_strips)
+    several = walk or (n_strips * d.out > 1 and not by_lanes)
+    parts = programs_of(*optional(several, n_strips), *optional(d.out > 1, d.out))
     x_strides = [s // block.x_unit for s in layout.input_strides]
     y_strides = [s // block.y_unit for s in layout.output_strides]
     if not block.columns and block.vec > 1:
@@ -329,10 +335,10 @@ def strip(
         LOOP_W=block.loop_w,
         WALK=walk,
         # Wide disjoint windows read memory in order and only once.
-        EVICT="evict_first" if parts.strips is None and 8 <= last.kernel <= last.stride else "",
+        EVICT="evict_first" if n_strips * d.out == 1 and 8 <= last.kernel <= last.stride else "",
     )
     arguments = (
-        lanes_of(n_lanes, n_c, n_w, layout),
+        lanes_of(n_lanes, n_c, n_w, layout, *optional(by_lanes, n_strips)),
         parts,
         strides_of(x_strides, layout),
         strides_of(y_strides, layout),

@@ -8,6 +8,7 @@ THREADS = 128  # of most programs
 SATURATED = 2**20  # lanes that fill a large device
 FEW_LANES = 2**16  # too few to fill it
 PROGRAMS = 2112  # that fill a large device
+SHORT_LANES = 8  # of a row, up to which lanes are numbered by rows, too; a quarter for any windows backward
 
 # Strips.
 UNROLLED = 160  # loads of a fully unrolled strip of one plane
@@ -48,6 +49,7 @@ FEW_BLOCKS = 2**15  # lanes of a norm below which each writes one row of blocks
 LARGE_RESULT = 2**24  # elements from which lanes of disjoint channels-last windows write one row each
 
 # Gradients of max pooling, scattered into zeros.
+SPARSE_SHORT = 4  # likewise of rows of few elements and an odd stride
 SPARSE = 16  # inputs per output from which this pays; a half or a quarter where gathers are slow
 SHARED = 32  # windows that contain one input, up to which this pays where gathers are slow; else a quarter
 SCATTER_WORK = 2  # windows per input that it visits, up to which this pays in volumes with larger overlaps
@@ -80,7 +82,10 @@ COLUMN_LANES = 2**18  # that fill the device
 SUM_PASSES = 14, 20  # of contiguous rows, of half types
 SUM_PASSES_SCALED = 10  # of norms
 SUM_PASSES_CHANNELS = 8
+DIVIDED_OVERLAP = 9, 10  # from which divisors, if windows differ in them, come first; of aligned rows
 SUM_OVERLAP = 36  # windows that contain one input, from which this holds for any stride of channels
+
+RUN_ROWS = 2  # rows of a run on average, from which gradients are computed by runs
 
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 32, 256  # of the smallest table, and as many as one byte can number

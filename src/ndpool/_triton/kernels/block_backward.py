@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ndpool._triton.kernels.indexing import base_of, lanes_of, program_number, split, wait_for_previous
+from ndpool._triton.kernels.indexing import (
+    as_column,
+    base_of,
+    lanes_of,
+    program_number,
+    split,
+    wait_for_previous,
+)
 from ndpool._triton.kernels.reducers import (
     columns_of,
     quotient,
@@ -70,7 +77,9 @@ def _share_w(by, column, bounds, WINDOW, GATHER):
 
 
 @triton.jit
-def _outputs(od, oh, grad, offsets, y_base, w, live, strides, outs, bounds, division, WINDOW, BLOCK, GATHER):
+def _outputs(
+    od, oh, grad, offsets, y_base, w, lanes, live, strides, outs, bounds, division, WINDOW, BLOCK, GATHER
+):
     """One row of outputs that contain inputs of the lanes: gradients and offsets, column by column."""
     VEC: tl.constexpr = BLOCK.VEC
     SHIFT: tl.constexpr = BLOCK.SHIFT
@@ -101,7 +110,9 @@ def _outputs(od, oh, grad, offsets, y_base, w, live, strides, outs, bounds, divi
                 if BLOCK.Y_UNIT > 1:
                     # Vectors lie entirely inside or outside.
                     there = (ok & (first >= 0) & (first < outs.w))[:, None]
-                by_v = _share_w(by, columns, bounds, WINDOW, GATHER)
+                by_v = by
+                if GATHER.DIVIDE == 2:
+                    by_v = _share_w(as_column(by, lanes), columns, bounds, WINDOW, GATHER)
                 at = row[:, None] + columns
                 tile, tile_taps = _load(grad, offsets, at, there, by_v, division.inverse, GATHER)
                 g = g + columns_of(tile, BLOCK.LANES, VEC)
@@ -210,11 +221,13 @@ def block_backward_kernel(
     strip, bd, block = split(
         pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64
     )
-    live, c, w, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    live, c, w, row, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    if lanes.strips is not None:
+        strip = row
     x_base = base_of(c, l1, l2, x_strides, MEMORY) * BLOCK.X_UNIT
     y_base = base_of(c, l1, l2, y_strides, MEMORY) * BLOCK.Y_UNIT
     zero = w * 0
-    given = (grad, offsets, y_base, w, live, y_strides, outs, bounds, division)
+    given = (grad, offsets, y_base, w, lanes, live, y_strides, outs, bounds, division)
     g = ()
     taps = ()
     if not BLOCK.LOOP_H:

@@ -151,7 +151,7 @@ def column_backward_kernel(
     pid = program_number(MEMORY)
     wait_for_previous()
     chunk, d, block = split(pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
-    live, c, w, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    live, c, w, _strip, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
     along = tl.arange(0, VEC)[None, :]
     live = live[:, None]
     w = w[:, None]

@@ -29,14 +29,16 @@ INDEX64 = tl.constexpr(3)  # as in `_native`: 1 and 2 are offsets, 3 is an index
 
 
 class Lanes(NamedTuple):
-    """What lanes are numbered by: channels fastest, then the last axis, then two leading axes."""
+    """What lanes are numbered by: channels fastest, then the last axis, strips of rows, two leading axes."""
 
     n: Any  # of all
     c: Any
     w: Any
+    strips: Any  # None: programs are numbered by them
     lead: Any
     by_c: Any  # magic numbers
     by_w: Any
+    by_strips: Any
     by_lead: Any
 
 
@@ -130,8 +132,11 @@ def divide(n, by, magic, INT64: tl.constexpr):
 @triton.jit
 def split(pid, n, m, by_n, by_m, INT64: tl.constexpr):
     """Split a program number into its position among n, its position among m, and the rest; None is 1."""
-    if n is None:
+    if n is None and m is None:
         return 0, 0, pid
+    elif n is None:
+        block = divide(pid, m, by_m, INT64)
+        return 0, pid - block * m, block
     elif m is None:
         rest = divide(pid, n, by_n, INT64)
         return pid - rest * n, 0, rest
@@ -175,13 +180,13 @@ def launch_dependents():
 def lanes_of(block, lanes, LANES: tl.constexpr, MEMORY):
     """Lanes of a program: whether each exists, and its coordinates."""
     lane = block * LANES + tl.arange(0, LANES)
-    c, w, l1, l2 = coordinates_of(lane, lanes, MEMORY)
-    return lane < lanes.n, c, w, l1, l2
+    c, w, strip, l1, l2 = coordinates_of(lane, lanes, MEMORY)
+    return lane < lanes.n, c, w, strip, l1, l2
 
 
 @triton.jit
 def coordinates_of(lane, lanes, MEMORY):
-    """Coordinates of lanes: channel, last axis and two leading axes."""
+    """Coordinates of lanes: channel, last axis, strip of rows and two leading axes."""
     c = lane
     if MEMORY.CHANNELS:
         rest = divide(lane, lanes.c, lanes.by_c, MEMORY.INT64)
@@ -189,11 +194,25 @@ def coordinates_of(lane, lanes, MEMORY):
         lane = rest
     l1 = divide(lane, lanes.w, lanes.by_w, MEMORY.INT64)
     w = lane - l1 * lanes.w
+    strip = 0
+    if lanes.strips is not None:
+        rest = divide(l1, lanes.strips, lanes.by_strips, MEMORY.INT64)
+        strip = l1 - rest * lanes.strips
+        l1 = rest
     l2 = lane
     if MEMORY.LEADS > 1:
         l2 = divide(l1, lanes.lead, lanes.by_lead, MEMORY.INT64)
         l1 = l1 - l2 * lanes.lead
-    return c, w, l1, l2
+    return c, w, strip, l1, l2
+
+
+@triton.jit
+def as_column(v, lanes):
+    """Numbers of lanes as a column, if lanes are numbered by strips; else a number of the program."""
+    if lanes.strips is None:
+        return v
+    else:
+        return v[:, None]
 
 
 @triton.jit

@@ -99,7 +99,7 @@ def _gradient_of_input(
     live = lane < part.outs
     lane = pid * part.outs + lane
     live = live & (lane < lanes.n)
-    c, w, l1, l2 = coordinates_of(lane, lanes, MEMORY)
+    c, w, _strip, l1, l2 = coordinates_of(lane, lanes, MEMORY)
     x_base = base_of(c, l1, l2, x_strides, MEMORY)
     y_base = base_of(c, l1, l2, y_strides, MEMORY)
     w = tl.where(live, w, 0)

@@ -166,7 +166,7 @@ def segment_forward_kernel(
     """WINDOWS windows of one row of outputs; those with NaN again, as SLOW tells."""
     pid = program_number(MEMORY)
     oh, od, block = split(pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
-    live, c, ow, l1, l2 = lanes_of(block, lanes, BLOCK.WINDOWS, MEMORY)
+    live, c, ow, _strip, l1, l2 = lanes_of(block, lanes, BLOCK.WINDOWS, MEMORY)
     ow = tl.where(live, ow, 0)
     first_d, taps_d = _window(table_d, od, sizes.d)
     first_h, taps_h = _window(table_h, oh, sizes.h)

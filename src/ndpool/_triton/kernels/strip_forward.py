@@ -12,6 +12,7 @@ import triton.language as tl
 
 from ndpool._triton.kernels.indexing import (
     INDEX64,
+    as_column,
     base_of,
     lanes_of,
     launch_dependents,
@@ -307,13 +308,16 @@ def _store_rows(
 
     Offsets are counted from the first input row of the strip. Only rows from 0 to `n_rows` are written.
     """
-    y, extra, base, od, w = to
+    y, extra, base, od, w, lanes = to
     VEC: tl.constexpr = BLOCK.VEC
     zero = w * 0
     along = tl.arange(0, VEC)[None, :]
     first_d = od * WINDOW.SD + WINDOW.D
     for o in tl.static_range(BLOCK.ROWS):
         oh = begin + number + o
+        lead = tl.maximum(0, zero - first_d) * WINDOW.KH
+        lead += tl.maximum(0, zero - (oh * WINDOW.SH + WINDOW.H))
+        oh = as_column(oh, lanes)
         first_h = oh * WINDOW.SH + WINDOW.H
         there = within(live, number + o + zero, n_rows)
         for q in tl.static_range(BLOCK.OUTS):
@@ -342,7 +346,6 @@ def _store_rows(
                 offset = offsets[q * BLOCK.ROWS + o] - (number + o) * (WINDOW.SH * WINDOW.KW)
                 if BLOCK.PADDED:
                     # If no element beats the padding, the first element is taken.
-                    lead = tl.maximum(0, zero - first_d) * WINDOW.KH + tl.maximum(0, zero - first_h)
                     least = lead[:, None] * WINDOW.KW + tl.maximum(0, -first_w)
                     offset = tl.maximum(offset, least.to(tl.int32))
                 if REDUCE.KIND == INDEX64:
@@ -398,7 +401,9 @@ def strip_forward_kernel(
     strip, od, block = split(
         pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64
     )
-    live, c, w, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    live, c, w, row, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    if lanes.strips is not None:
+        strip = row
     x_base = base_of(c, l1, l2, x_strides, MEMORY) * BLOCK.X_UNIT
     y_base = base_of(c, l1, l2, y_strides, MEMORY) * BLOCK.Y_UNIT
     zero = w * 0  # makes masks vectors: the interpreter takes a scalar bool for an integer
@@ -406,7 +411,7 @@ def strip_forward_kernel(
         if loops.launch_next > 0:
             launch_dependents()
     wait_for_previous()
-    to = (y, extra, y_base, od, w)
+    to = (y, extra, y_base, od, w, lanes)
     target = (to, y_strides, sizes, outs, division, bounds, loops.taps)
     depth = od * WINDOW.SD + WINDOW.D
     inside = within(live, depth + zero, sizes.d)

@@ -137,7 +137,7 @@ def window_backward_kernel(
     pid = program_number(MEMORY)
     wait_for_previous()
     strip, d, block = split(pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
-    live, c, w, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    live, c, w, row, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
     along = tl.arange(0, BLOCK.VEC)[None, :]
     w = tl.where(live, w, 0)
     live = live[:, None]
@@ -202,17 +202,28 @@ def window_backward_kernel(
                     tl.store(result + to, value.to(result.dtype.element_ty), mask=live)
     else:
         y_at += first_w * y_strides.w * Y_UNIT
-        for h in range(begin_row, end_row):
+        n_rows = end_row - begin_row
+        if lanes.strips is not None:
+            n_rows = 1
+            begin_row = row[:, None]
+        for number in range(0, n_rows):
+            h = begin_row + number
             first_h, count_h, tap_h = outputs_of_input(h, inputs_h)
+            most_h = count_h
+            if lanes.strips is not None:
+                most_h = tl.max(count_h)
             total = tl.zeros([BLOCK.LANES, BLOCK.VEC], GATHER.COMPUTE)
             md = 0
             mh = 0
             mw = 0
             # One loop for all axes, so that several loads are in flight however few outputs a row has.
-            for _ in tl.range(0, count_d * count_h * rows.most_w, loop_unroll_factor=4):
+            for _ in tl.range(0, count_d * most_h * rows.most_w, loop_unroll_factor=4):
                 od = first_d + md * axis_d.spacing
                 oh = first_h + mh * axis_h.spacing
                 ok = live & (mw < count_w)
+                if lanes.strips is not None:
+                    ok = ok & (mh < count_h)
+                    oh = tl.where(mh < count_h, oh, 0)
                 column = mw * axis_w.spacing * y_strides.w
                 at = y_at + (od * y_strides.d + oh * y_strides.h + column) * Y_UNIT
                 g = widen(tl.load(grad + at, mask=ok, other=0), GATHER.COMPUTE)
@@ -230,10 +241,10 @@ def window_backward_kernel(
                     by = tl.load(table_row(windows_d, od) + 3) * tl.load(table_row(windows_h, oh) + 3)
                     by = by * tl.load(table_row(windows_w, ow) + 3)
                 total += shared_gradient(g, by, division.inverse, GATHER)
-                row = (mw + 1 == rows.most_w).to(tl.int32)
-                mw = (mw + 1) * (1 - row)
-                mh += row
-                depth = (mh == count_h).to(tl.int32)
+                ends = (mw + 1 == rows.most_w).to(tl.int32)
+                mw = (mw + 1) * (1 - ends)
+                mh += ends
+                depth = (mh == most_h).to(tl.int32)
                 mh = mh * (1 - depth)
                 md += depth
             to = x_at + h * x_strides.h * X_UNIT

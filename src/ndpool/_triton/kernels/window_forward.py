@@ -76,7 +76,9 @@ def window_forward_kernel(
     pid = program_number(MEMORY)
     wait_for_previous()
     oh, od, block = split(pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
-    live, c, ow, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    live, c, ow, own_row, l1, l2 = lanes_of(block, lanes, BLOCK.LANES, MEMORY)
+    if lanes.strips is not None:
+        oh = own_row
     x_base = base_of(c, l1, l2, x_strides, MEMORY)
     y_base = base_of(c, l1, l2, y_strides, MEMORY)
     # Lanes past the last one read the table entries of the first.
@@ -92,6 +94,7 @@ def window_forward_kernel(
     n_h = count_h
     if BLOCK.PER_PLANE:
         n_d = tl.max(count_d)
+    if BLOCK.PER_PLANE or lanes.strips is not None:
         n_h = tl.max(count_h)
     along = tl.arange(0, BLOCK.VEC)[None, :]
     at = x + (x_base * UNIT)[:, None] + along
@@ -106,6 +109,8 @@ def window_forward_kernel(
         inside = live
         if BLOCK.PER_PLANE:
             inside = live & (td < count_d) & (th < count_h)
+        elif lanes.strips is not None:
+            inside = live & (th < count_h)
         row = at + (td * steps.d + th * steps.h) * UNIT
         line = td * marks.d + th * marks.h
         if FLAT:
