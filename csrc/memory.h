@@ -72,8 +72,7 @@ inline int64_t fetched_ahead(int64_t step, int64_t item, int64_t streams) {
   return step * most(1, ceil_div(all_bytes / streams, most(1, step < 0 ? -step : step) * item));
 }
 
-// Whether a call moves more than caches keep: results are better written past them then, so that what they replace is not
-// read first.
+// Whether a call moves more than caches keep.
 inline bool goes_past_caches(const Problem& p) {
   const double outputs = double(plane_elements(p, Over::outputs)) * double(size_of(p.y_type));
   return input_bytes(p) + double(p.planes) * double(p.lanes) * outputs > 24e6;

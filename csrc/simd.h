@@ -110,35 +110,6 @@ template <class T> inline void copy_exactly(const T* from, T* to, int64_t n) {
     write(target + bytes - vector_bytes, read<char, vector_bytes>(source + bytes - vector_bytes));
 }
 
-// The same past the caches, for memory that nobody reads soon: whole lines are not read before they are written. `settle` after
-// the last of them.
-template <class T> inline void copy_past_caches(const T* from, T* to, int64_t n) {
-#if defined(__AVX2__)
-  constexpr int line = 64;
-  const char* const source = reinterpret_cast<const char*>(from);
-  char* const target = reinterpret_cast<char*>(to);
-  const int64_t bytes = n * int64_t(sizeof(T));
-  const int64_t head = least(bytes, int64_t(-reinterpret_cast<std::uintptr_t>(target) % line)),
-                end = head + (bytes - head) / line * line;
-  copy_few<line / 2>(source, target, head);
-  for (int64_t j = head; j < end; j += vector_bytes)
-#if defined(__AVX512F__)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(target + j), _mm512_loadu_si512(source + j));
-#else
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(target + j),
-                        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + j)));
-#endif
-  copy_few<line / 2>(source + end, target + end, bytes - end);
-#else
-  copy_exactly(from, to, n);
-#endif
-}
-inline void settle() {
-#if defined(__AVX2__)
-  _mm_sfence();
-#endif
-}
-
 // Asks for memory that is read soon; it need not be there.
 inline void fetch(const void* p) { __builtin_prefetch(p); }
 

@@ -224,8 +224,7 @@ template <class R, bool coded, class Source = Input<typename R::V>> struct Rows 
     Walk<Over::outputs> walk(p, begin);
     RowSet rows(p, scratch);
     for (int64_t unit = begin; unit < end; ++unit, walk.next())
-      if (!work.row(walk, rows)) break;
-    if (work.far_) settle();
+      if (!work.row(walk, rows)) return;
   }
 
 private:
@@ -238,7 +237,7 @@ private:
       found_{};  // the folded row, windows at every position, those of the outputs
   V *parts_, *windows_ = nullptr;
   const Readable readable_;
-  const bool searches_, far_;           // far: results go past the caches
+  const bool searches_;
   bool nan_ = true;                     // whether there may be one in the folded row
   UnsignedLike<V>* missing_ = nullptr;  // all bits of a value whose place is still to be found
   const Code* single_ = nullptr;        // the code that all elements of the folded row have
@@ -282,7 +281,7 @@ private:
 
   Rows(const Problem& p, Scratch& scratch)
       : p_(p), input_(p, !R::picks), store_(storer<V>(p.y_type, !R::picks)), codes_(p, scratch),
-        readable_(p, p.x, sizeof(V), Over::inputs), searches_(searched(p)), far_(goes_past_caches(p)) {
+        readable_(p, p.x, sizeof(V), Over::inputs), searches_(searched(p)) {
     for (V*& buffer : buffers_) buffer = scratch.take<V>(input_length(p));
     row_.value = scratch.take<V>(row_length(p));
     found_.value = scratch.take<V>(row_length(p));
@@ -338,10 +337,7 @@ private:
     }
     if constexpr (!R::picks) finish(p_, walk, o0, o1, found_.value);
     reorder(p_, found_.value, n);
-    if (far_ && writes_directly<V>(p_, y))
-      copy_past_caches(found_.value, reinterpret_cast<V*>(y.data), n);
-    else
-      store_(found_.value, y);
+    store_(found_.value, y);
     return true;
   }
 
@@ -379,9 +375,9 @@ private:
   // replaced by the next. What is left goes by way of scratch.
   bool straight(const Walk<Over::outputs>& walk, const V* x, const Axis& a, const Row& y) {
     const int64_t n = y.n * y.lanes;
-    V* to = far_ ? found_.value : reinterpret_cast<V*>(y.data);
+    V* to = reinterpret_cast<V*>(y.data);
     const int64_t step = a.stride == 1 ? N : N / p_.lanes * p_.lanes;
-    const int64_t whole = far_ ? n : n < N ? 0 : ((n - N) / step + 1) * step;
+    const int64_t whole = n < N ? 0 : ((n - N) / step + 1) * step;
     const auto windows = [&](int64_t from, int64_t end, V* dst) {
       if (a.stride == 2)
         nan_ ? every_other_window<R>(x, from, end, a.kernel, a.step, p_.lanes, dst)
@@ -396,7 +392,6 @@ private:
       __builtin_memcpy(to + whole, found_.value, std::size_t(n - whole) * sizeof(V));
     }
     if constexpr (!R::picks) finish(p_, walk, walk.tile_begin(), walk.tile_end(), to);
-    if (far_) copy_past_caches(to, reinterpret_cast<V*>(y.data), n);
     return true;
   }
 

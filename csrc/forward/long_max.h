@@ -62,7 +62,7 @@ template <class R> struct LongMax {
     p.tile = p.axes[1].out;
     p.tiles = ceil_div(p.axes[0].out, band_rows(p));
     p.units = p.planes * p.tiles;
-    p.scratch = Scratch::bytes<V>((p.axes[0].kernel + 7) * line(p)) + Scratch::bytes<Mask>(line(p) / N);
+    p.scratch = Scratch::bytes<V>((p.axes[0].kernel + 5) * line(p)) + Scratch::bytes<Mask>(line(p) / N);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -75,7 +75,6 @@ template <class R> struct LongMax {
         work.tile({plane_of(p, p.x, q), plane_of(p, p.y, q), first * height,
                    least(p.axes[0].out, (first + n) * height), c, least(out, c + width(p))});
     }
-    if (work.far_) settle();
   }
 
 private:
@@ -94,22 +93,19 @@ private:
   const Problem& p_;
   const Axis &rows_, cols_;
   const int64_t line_;
-  V *ring_, *prefix_, *nothing_, *unwanted_, *row_, *results_;
-  const bool far_;  // results go past the caches
+  V *ring_, *prefix_, *nothing_, *unwanted_, *row_;
   Mask *inside_, last_ = 0;
-  int64_t n_ = 0, width_ = 0;  // vectors and elements of a row of results
-  bool exact_ = false;         // after a NaN
+  int64_t n_ = 0;       // vectors of a row of results
+  bool exact_ = false;  // after a NaN
   Bits flip_ = 0;
 
-  LongMax(const Problem& p, char* memory)
-      : p_(p), rows_(p.axes[0]), cols_(columns(p)), line_(line(p)), far_(goes_past_caches(p)) {
+  LongMax(const Problem& p, char* memory) : p_(p), rows_(p.axes[0]), cols_(columns(p)), line_(line(p)) {
     Scratch scratch(memory);
-    ring_ = scratch.take<V>((rows_.kernel + 7) * line_);
+    ring_ = scratch.take<V>((rows_.kernel + 5) * line_);
     prefix_ = ring_ + rows_.kernel * line_;
     nothing_ = prefix_ + line_;
     unwanted_ = nothing_ + line_;
-    row_ = unwanted_ + line_;     // two lines long
-    results_ = row_ + 2 * line_;  // two
+    row_ = unwanted_ + line_;  // two lines long
     inside_ = scratch.take<Mask>(line_ / N);
     for (int64_t j = 0; j < line_; ++j) nothing_[j] = R::init();
     if (p.x_type == Dtype::i8 || p.x_type == Dtype::i16) flip_ = Bits(1ull << (8 * sizeof(V) - 1));
@@ -208,9 +204,8 @@ private:
 
   void tile(const Tile& t) {
     const int64_t k = cols_.kernel;
-    width_ = t.c1 - t.c0;
-    n_ = ceil_div(width_, N);
-    last_ = mask(0, width_ - (n_ - 1) * N);
+    n_ = ceil_div(t.c1 - t.c0, N);
+    last_ = mask(0, t.c1 - t.c0 - (n_ - 1) * N);
     for (int64_t j = 0; j < line_ / N; ++j) {
       const int64_t from = t.c0 + cols_.origin + j * N;
       inside_[j] = mask(-from, cols_.size - from);
@@ -269,27 +264,20 @@ private:
     const int64_t pitch = p_.y.pooled[0] / int64_t(sizeof(V));
     V* y = reinterpret_cast<V*>(t.y + t.o0 * p_.y.pooled[0]) + t.c0;
     for (int64_t o = t.o0; o < t.o1; o += 2, i += 2, y += 2 * pitch) {
-      const bool two = o + 1 < t.o1;
-      V *const upper = far_ ? results_ : y, *const lower = far_  ? results_ + line_
-                                                           : two ? y + pitch
-                                                                 : unwanted_;
+      V* const z = o + 1 < t.o1 ? y + pitch : unwanted_;
       two_rows(i, [&](int64_t j, Vn v, Vn u) __attribute__((always_inline)) {
         const Vn shared = K > 2 ? lines.shared(j, v, merge<true>) : v;
         const Vn top = merge<true>(shared, K > 2 ? lines.replace(j, v) : read<V, N>(lines.odd + j)),
                  bottom = merge<true>(u, shared);
         write(lines.odd + j, u);
         if (j < (n_ - 1) * N) {
-          write(upper + j, flipped(top));
-          write(lower + j, flipped(bottom));
+          write(y + j, flipped(top));
+          write(z + j, flipped(bottom));
         } else {
-          put(upper + j, last_, top);
-          put(lower + j, last_, bottom);
+          put(y + j, last_, top);
+          put(z + j, last_, bottom);
         }
       });
-      if (far_) {
-        copy_past_caches(upper, y, width_);
-        if (two) copy_past_caches(lower, y + pitch, width_);
-      }
       lines.next();
     }
     return met.any();
@@ -374,7 +362,6 @@ private:
     const V *x = first_of(0).x, *z = second_of(0).x;
     Line a = first_of(0), b = second_of(0);
     const int64_t ahead = 2 * p_.x.pooled[0] / int64_t(sizeof(V));
-    V *top = far_ ? results_ : a.y, *bottom = far_ ? results_ + line_ : b.y;
     int64_t i = 0, j = 0, in = 0, out = 0;
     for (int64_t at = -Chain<S, known>::lag; at < pairs * length; ++at) {
       fetch(x + ahead + i * N);
@@ -396,25 +383,18 @@ private:
         write(b.slot + j, h);
         write(kept + j, two);
         if (j < (n_ - 1) * N) {
-          write(top + j, flipped(y));
-          write(bottom + j, flipped(w));
+          write(a.y + j, flipped(y));
+          write(b.y + j, flipped(w));
         } else {
-          put(top + j, last_, y);
-          put(bottom + j, last_, w);
+          put(a.y + j, last_, y);
+          put(b.y + j, last_, w);
         }
       }
       if ((j += N) == length * N) {
         j = 0;
         ++out;
-        if (far_)
-          for (const auto& [from, to] : {std::pair(top, a.y), std::pair(bottom, b.y)})
-            if (to != unwanted_) copy_past_caches(from, to, width_);
         a = first_of(out);
         b = second_of(out);
-        if (!far_) {
-          top = a.y;
-          bottom = b.y;
-        }
         prefix = kept;
       }
     }

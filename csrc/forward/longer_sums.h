@@ -53,7 +53,7 @@ struct LongerSums {
     p.tile = p.axes[1].out;
     p.tiles = ceil_div(p.axes[0].out, band_rows(p));
     p.units = p.planes * p.tiles;
-    p.scratch = Scratch::bytes<V>((lines(p.axes[0].kernel) + 2) * line(p)) +
+    p.scratch = Scratch::bytes<V>(lines(p.axes[0].kernel) * line(p)) +
                 2 * Scratch::bytes<V>(batch_elements(p)) + Scratch::bytes<V>(columns(p).out + N) +
                 Scratch::bytes<Part<N>>(line(p) / N);
   }
@@ -77,7 +77,6 @@ struct LongerSums {
                            : work.tile<1>(t);
       }
     }
-    if (work.far_) settle();
   }
 
 private:
@@ -100,19 +99,16 @@ private:
   const int64_t line_;
   const int steps_;
   Step step_[most_steps];
-  const bool far_;                                   // results go past the caches
-  V *zero_, *unwanted_, *results_, *down_[2], *by_;  // by: what the columns contribute to the divisors
+  V *zero_, *unwanted_, *down_[2], *by_;  // by: what the columns contribute to the divisors
   Part<N>* inside_;
   V even_ = 0;  // the divisor, if all windows share it
 
   LongerSums(const Problem& p, char* memory)
-      : p_(p), rows_(p.axes[0]), cols_(columns(p)), line_(line(p)), steps_(steps(rows_.kernel)),
-        far_(goes_past_caches(p)) {
+      : p_(p), rows_(p.axes[0]), cols_(columns(p)), line_(line(p)), steps_(steps(rows_.kernel)) {
     Scratch scratch(memory);
-    zero_ = scratch.take<V>((lines(rows_.kernel) + 2) * line_);
+    zero_ = scratch.take<V>(lines(rows_.kernel) * line_);
     unwanted_ = zero_ + line_;
-    results_ = unwanted_ + line_;
-    V* at = results_ + 2 * line_;
+    V* at = unwanted_ + line_;
     for (int l = 0; l < steps_; ++l) {
       Step& s = step_[l];
       s.n = rows_.kernel >> (steps_ - l);
@@ -255,12 +251,11 @@ private:
       odd[l] = step_[l].odd;
       twice[l] = 2 * step_[l].n * cols_.step;
     }
-    V *y[2], *to[2];
+    V* y[2];
     V outer[2];
     const auto begin = [&]() {
       for (int h = 0; h < 2; ++h, ++o) {
-        to[h] = o < t.o1 ? reinterpret_cast<V*>(t.y + o * p_.y.pooled[0]) + t.c0 : unwanted_;
-        y[h] = far_ ? results_ + h * line_ : to[h];
+        y[h] = o < t.o1 ? reinterpret_cast<V*>(t.y + o * p_.y.pooled[0]) + t.c0 : unwanted_;
         outer[h] = V(p_.divide && !p_.divisor && o < rows_.out ? share(rows_, o) : 1);
       }
     };
@@ -286,8 +281,6 @@ private:
         left -= j >= 0;
         if (++j == length) {
           j = 0;
-          for (int h = 0; far_ && h < 2; ++h)
-            if (to[h] != unwanted_) copy_past_caches(y[h], to[h], t.c1 - t.c0);
           begin();
         }
       }
