@@ -1,8 +1,9 @@
 """Two builds of ndpool next to each other: every case of the benchmark, and random calls, in turns.
 
 ``python benchmarks/duel.py OLD NEW`` takes two folders that contain the package `ndpool` with its compiled
-core. Each build runs in a process of its own; the two are timed in turns, in bursts, in a new order every
-round. A ratio above 1 says that NEW is faster. `--random N` times N random calls of tensors instead.
+core. Each build runs in a process of its own, both on the same processors, since one may be slower than
+another; the two are timed in turns, in bursts, in a new order every round. A ratio above 1 says that NEW is
+faster. `--random N` times N random calls of tensors instead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ROUNDS = 9
 
 def serve(threads: int) -> None:
     """The process of one build: prepares the case that a line names, and times bursts of it."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     import ndpool
 
     ndpool.set_num_threads(threads)

@@ -1,5 +1,5 @@
-// Rows in and out: from any storage type and any strides to a packed row of the compute type, and back.
-// Kernels know only compute types; these few loops are the only ones that know storage types.
+// Loads and stores of rows: from any storage type and any strides to a packed row of the compute type, and back.
+// Engines that work on compute types call these loops; specialised engines convert vectors themselves (simd.h).
 #pragma once
 
 #include <cmath>
@@ -10,13 +10,13 @@
 namespace ndpool {
 namespace {
 
-// A row in an array: `n` positions of `lanes` elements each, with byte strides.
+// A row of an array: n columns of `channels` elements each, with strides in bytes.
 struct Row {
   char* data;
-  int64_t stride, lane, n, lanes;
+  int64_t stride, channel, n, channels;
 
-  bool packed(int64_t item) const {
-    return (lanes == 1 || lane == item) && (n == 1 || stride == item * lanes);
+  bool is_contiguous(int64_t item) const {
+    return (channels == 1 || channel == item) && (n == 1 || stride == item * channels);
   }
 };
 
@@ -27,7 +27,7 @@ inline float power(float x, float p) {
   return p == 2 ? x * x : p == 1 ? x : p == 0.5f ? std::sqrt(x) : std::pow(x, p);
 }
 
-// Powers of a row. The common ones are loops of their own, which run on vectors.
+// Raises a row to a power. The common exponents have loops that the compiler vectorizes.
 template <class V> void powers(V* x, int64_t n, V p) {
   if (p == 2)
     in_vectors(n, [&](int64_t j) { x[j] *= x[j]; });
@@ -37,12 +37,12 @@ template <class V> void powers(V* x, int64_t n, V p) {
     for (int64_t j = 0; j < n; ++j) x[j] = std::pow(x[j], p);
 }
 
-// Calls f with each run of neighbours in memory, their number and that of the first one: a whole row, or the lanes of each
-// position. False where elements have gaps between them.
+// Calls f(data, length, first) for each contiguous run of a row: the whole row, or the channels of each column;
+// `first` is the index of the run's first element in the row. Returns false if elements are not contiguous.
 template <class T, class F> inline bool each_run(const Row& row, F&& f) {
-  const bool packed = row.packed(sizeof(T));
-  if (!packed && (row.lanes == 1 || row.lane != int64_t(sizeof(T)))) return false;
-  const int64_t all = row.n * row.lanes, length = packed ? all : row.lanes;
+  const bool packed = row.is_contiguous(sizeof(T));
+  if (!packed && (row.channels == 1 || row.channel != int64_t(sizeof(T)))) return false;
+  const int64_t all = row.n * row.channels, length = packed ? all : row.channels;
   char* data = row.data;
   for (int64_t first = 0; first < all; first += length, data += row.stride)
     f(reinterpret_cast<T*>(data), length, first);
@@ -50,19 +50,20 @@ template <class T, class F> inline bool each_run(const Row& row, F&& f) {
 }
 
 template <class T, class F> inline void each(const Row& row, F&& f) {
-  const bool even = each_run<T>(row, [&](T* data, int64_t n, int64_t first) __attribute__((always_inline)) {
-    in_vectors(n, [&](int64_t j) { f(data[j], first + j); });
-  });
-  if (even) return;
-  const bool single = row.lanes == 1;
-  const int64_t outer = single ? 1 : row.n, n = single ? row.n : row.lanes,
-                step = single ? row.stride : row.lane;
+  const bool contiguous =
+      each_run<T>(row, [&](T* data, int64_t n, int64_t first) __attribute__((always_inline)) {
+        in_vectors(n, [&](int64_t j) { f(data[j], first + j); });
+      });
+  if (contiguous) return;
+  const bool single = row.channels == 1;
+  const int64_t outer = single ? 1 : row.n, n = single ? row.n : row.channels,
+                step = single ? row.stride : row.channel;
   for (int64_t r = 0; r < outer; ++r)
     for (int64_t j = 0; j < n; ++j) f(*reinterpret_cast<T*>(row.data + r * row.stride + j * step), r * n + j);
 }
 
-// Calls f with where each vector of n elements begins, and what it may read and write there: the last one overlaps its
-// neighbour, and fewer elements than a vector go by way of `from` and `to`, copies that have room for one.
+// Calls f(from, to) for each vector of n elements. The last vector overlaps the one before it; fewer elements than
+// one vector go through padded copies.
 template <class V, class From, class To, class F>
 __attribute__((always_inline)) inline void each_vector_of(int64_t n, const From* from, To* to, F&& f) {
   constexpr int N = wide<V>;
@@ -71,11 +72,11 @@ __attribute__((always_inline)) inline void each_vector_of(int64_t n, const From*
     for (; j + N <= n; j += N) f(from + j, to + j);
     if (j < n) f(from + n - N, to + n - N);
   } else if (n > 0) {
-    From some[N];
-    To done[N];
-    copy_exactly(from, some, n);
-    f(some, done);
-    copy_exactly(done, to, n);
+    From padded_from[N];
+    To padded_to[N];
+    copy_exactly(from, padded_from, n);
+    f(padded_from, padded_to);
+    copy_exactly(padded_to, to, n);
   }
 }
 
@@ -103,7 +104,8 @@ template <class V, class O> void store_row(const V* __restrict src, const Row& r
 template <class V> using Load = void (*)(const Row&, V*);
 template <class V> using Store = void (*)(const V*, const Row&);
 
-// Which storage types may meet a compute type: itself, the halves with float, and everything that sums widen.
+// The supported pairs of storage and compute type: equal types, real types with any real type, and, for sums
+// (`widening`), integers with wider types.
 template <class V> Load<V> loader(Dtype type, bool widening) {
   if constexpr (is_real<V>) {
     switch (type) {

@@ -1,5 +1,5 @@
-// The kernels of one instruction set, as a table of functions: the only thing that crosses from the code compiled
-// for a newer processor to the code that must run on every one.
+// The kernels of one instruction set, as a table of functions: the only interface between code compiled for a
+// particular instruction set and code that runs on every processor.
 #pragma once
 
 #include "plan.h"
@@ -7,7 +7,7 @@
 namespace ndpool {
 
 struct Kernel {
-  void (*prepare)(Problem&) = nullptr;  // tiles and scratch
+  void (*prepare)(Problem&) = nullptr;  // sets tiles, units and scratch
   void (*run)(const Problem&, int64_t begin, int64_t end, char* scratch) = nullptr;
   const char *engine = nullptr, *isa = nullptr;
 };
@@ -16,25 +16,25 @@ template <class Engine> constexpr Kernel kernel_of() {
   return {Engine::prepare, Engine::run, Engine::engine, nullptr};
 }
 
-// The kernel of the first of these engines that serves a problem; an empty one if none does.
-template <class... Engines> Kernel first_serving(const Problem& p) {
-  Kernel found;
+// The kernel of the first engine that supports a problem; empty if none does.
+template <class... Engines> Kernel first_supporting(const Problem& p) {
+  Kernel kernel;
   const auto take = [&]<class Engine>(Engine*) {
-    if (Engine::serves(p)) found = kernel_of<Engine>();
-    return found.run != nullptr;
+    if (Engine::supports(p)) kernel = kernel_of<Engine>();
+    return kernel.run != nullptr;
   };
   (void)(take(static_cast<Engines*>(nullptr)) || ...);
-  return found;
+  return kernel;
 }
 
-// A function may leave a problem to the next set by returning an empty kernel; the last set has them all.
+// A function returns an empty kernel to leave a problem to the next set; the last set supports all problems.
 struct Kernels {
   const char* name;
   Kernel (*forward)(const Problem&);
   Kernel (*backward)(const Problem&);
 };
 
-// The sets built into this binary, the best that this processor runs first.
+// The built-in sets that this processor supports, best first.
 const Kernels* const* available_kernels(int& count);
 
 }  // namespace ndpool

@@ -1,5 +1,6 @@
-// The sixteen-bit float types and the conversions between storage and compute types.
-// Branch-free, so that the compiler turns the loops around them into vector code on every instruction set.
+// The 16-bit float types and the conversions of single elements between storage and compute types, used by every
+// engine. They are branch-free, so that the compiler vectorizes the loops around them on every instruction set.
+// Conversions of whole vectors are in simd.h.
 #pragma once
 
 #include <bit>
@@ -23,10 +24,10 @@ template <class T> constexpr bool is_real = std::is_floating_point_v<T>;
 inline float widen(bf16 h) { return std::bit_cast<float>(std::uint32_t(h.bits) << 16); }
 
 inline float widen(f16 h) {
-  // Rebias the exponent; infinities and NaN get the rest of the way, subnormals are renormalised by a subtraction
+  // Rebias the exponent; infinities and NaN need a larger bias, and a subtraction normalises subnormals.
   const std::uint32_t magnitude = std::uint32_t(h.bits & 0x7fffu) << 13;
   const std::uint32_t exponent = magnitude & 0x0f800000u;
-  // (and a signalling NaN is quieted, as processors do that have an instruction for it).
+  // A signalling NaN becomes quiet, as in the conversion instruction of processors.
   const std::uint32_t quiet = magnitude > 0x0f800000u ? 0x00400000u : 0u;
   const std::uint32_t normal = (magnitude + (exponent == 0x0f800000u ? 0x70000000u : 0x38000000u)) | quiet;
   const float small = std::bit_cast<float>(magnitude + 0x38800000u) - std::bit_cast<float>(0x38800000u);
@@ -43,7 +44,7 @@ inline void narrow(float f, bf16& h) {
 inline void narrow(float f, f16& h) {
   const std::uint32_t u = std::bit_cast<std::uint32_t>(f);
   const std::uint32_t sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
-  // Round to nearest even by carrying into the kept bits; subnormals are aligned by an addition of 0.5.
+  // The carry out of the discarded bits rounds to nearest even; adding 0.5 aligns subnormals.
   const std::uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const std::uint32_t small = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) -
                               std::bit_cast<std::uint32_t>(0.5f);
@@ -65,17 +66,17 @@ template <class O, class V> inline O store_as(V v) {
     O o;
     narrow(float(v), o);
     return o;
-  } else if constexpr (std::is_integral_v<O> && is_real<V>) {  // what is too large wraps, as integers do
+  } else if constexpr (std::is_integral_v<O> && is_real<V>) {  // values out of range wrap, as integers do
     if (v == -std::numeric_limits<V>::infinity())
-      return std::numeric_limits<O>::lowest();  // a maximum of nothing
+      return std::numeric_limits<O>::lowest();  // the maximum of an empty window
     return O(std::conditional_t < sizeof(V) == 4, std::int32_t, std::int64_t > (v));
   } else {
     return O(v);
   }
 }
 
-// Division by a whole number. An empty window's sum, zero, is divided by 1 instead of 0; multiplying by the inverse of a
-// power of two is the same to the bit, and cheaper.
+// Division by an integer. The sum of an empty window, zero, is divided by 1 instead of 0. For a power of two,
+// multiplying by the inverse gives the same bits and is cheaper.
 template <class V> struct Quotient {
   V by, inverse = V(1);
   bool multiplies;

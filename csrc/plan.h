@@ -1,6 +1,6 @@
-// What a kernel is told: finished windows (Axis), the memory of the arrays (Array) and the shape of the work
-// (Problem). Plain data and small decoders, shared by the bindings and by every instruction set's kernels.
-// No window rule lives here: geometry.py made the plan, these functions only read it.
+// The input of a kernel: the windows along each axis (Axis), the memory of the arrays (Array) and the work to do
+// (Problem). Plain data and small accessors, shared by the bindings and the kernels of every instruction set.
+// The window rules stay in geometry.py, which makes the plan; this file only reads it.
 #pragma once
 
 #include <cstdint>
@@ -18,30 +18,34 @@ static constexpr int64_t size_of(Dtype type) {
   return sizes[int(type)];
 }
 enum class Op : int { max, min, sum, lp };
-// What is stored beside the values: nothing, offsets inside the window, or positions in the plane.
+// Stored beside the values: nothing, offsets in the window (uint8 or int32), or int64 indices into the plane.
 enum class Extra : int { none, offset8, offset32, index64 };
+static constexpr int64_t size_of(Extra extra) {
+  return extra == Extra::offset8 ? 1 : extra == Extra::offset32 ? 4 : 8;
+}
 
+// The part of a window inside the input: index of the first tap, number of taps, and taps of the window before it.
 struct Window {
-  int64_t start, taps, lead;  // first index inside the input, taps inside, number of the first of them
+  int64_t start, taps, lead;
 };
 
 struct Axis {
   int64_t size, out, kernel, stride, step, origin;
-  int64_t lo, hi;  // taps at positions in [lo, hi) count towards the divisor
-  int64_t uncropped,
-      cropped;  // taps before any that never meets the input was cut off, and those cut in front
-  const int64_t *starts = nullptr, *counts = nullptr;  // irregular axis
-  int64_t table_stride = 0;  // distance between the tables of two planes (0: one table for all)
+  int64_t lo, hi;  // taps at indices in [lo, hi) count towards the divisor
+  // The plan crops taps that never reach the input: the kernel before cropping, and the taps cropped at its front.
+  int64_t uncropped, cropped;
+  const int64_t *starts = nullptr, *counts = nullptr;  // tables of an irregular axis
+  int64_t table_stride = 0;  // distance between the tables of two planes; 0: one table for all
 
   bool regular() const { return starts == nullptr; }
 };
 
 static inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
-static constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static constexpr int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+static constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+static constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// One window of one tap for each of `size` elements: what stands in for an axis that is not there.
+// Stand-in for a missing axis: `size` windows of one tap each.
 static inline Axis single_axis(int64_t size) {
   Axis a{};
   a.size = a.out = a.hi = size;
@@ -49,21 +53,21 @@ static inline Axis single_axis(int64_t size) {
   return a;
 }
 
-// Where window o begins; it may be in the padding.
+// The start of window o, which may lie in the padding.
 static inline int64_t begin_of(const Axis& a, int64_t o) {
   return a.regular() ? a.origin + o * a.stride : a.starts[o];
 }
 
-// The taps of a window that begins at `first` that stand in [lo, hi).
+// The taps in [lo, hi) of the window that starts at `first`.
 static inline Window taps_within(int64_t first, int64_t kernel, int64_t step, int64_t lo, int64_t hi) {
   if (step == 1) {  // the common case, without divisions
-    const int64_t start = most(first, lo);
-    return {start, most(0, least(first + kernel, hi) - start), least(start - first, kernel - 1)};
+    const int64_t start = max(first, lo);
+    return {start, max(0, min(first + kernel, hi) - start), min(start - first, kernel - 1)};
   }
-  const int64_t lead = most(0, ceil_div(lo - first, step));
+  const int64_t lead = max(0, ceil_div(lo - first, step));
   const int64_t start = first + lead * step;
-  const int64_t taps = start >= hi ? 0 : least(kernel - lead, ceil_div(hi - start, step));
-  return {start, most(0, taps), least(lead, kernel - 1)};
+  const int64_t taps = start >= hi ? 0 : min(kernel - lead, ceil_div(hi - start, step));
+  return {start, max(0, taps), min(lead, kernel - 1)};
 }
 
 static inline Window taps_within(const Axis& a, int64_t o, int64_t lo, int64_t hi) {
@@ -75,37 +79,37 @@ static inline Window window(const Axis& a, int64_t o) {
   return taps_within(a, o, 0, a.size);
 }
 
-// The taps of a window that stand in [lo, hi), a part of the input.
+// The taps of window o in [lo, hi), a part of the input.
 static inline Window window(const Axis& a, int64_t o, int64_t lo, int64_t hi) {
   if (a.regular()) return taps_within(a, o, lo, hi);
-  const int64_t lead = most(0, lo - a.starts[o]);
-  return {a.starts[o] + lead, most(0, least(a.counts[o], hi - a.starts[o]) - lead), lead};
+  const int64_t lead = max(0, lo - a.starts[o]);
+  return {a.starts[o] + lead, max(0, min(a.counts[o], hi - a.starts[o]) - lead), lead};
 }
 
-// What a window contributes to its divisor: taps that were cut off because they never meet the input count, too.
+// The taps of window o that count towards its divisor, cropped taps included.
 static inline int64_t share(const Axis& a, int64_t o) {
   if (!a.regular()) return a.counts[o];
   return taps_within(a.origin - a.cropped * a.step + o * a.stride, a.uncropped, a.step, a.lo, a.hi).taps;
 }
 
-// The outputs [lo, hi) within [o0, o1) whose windows lie wholly inside the input: the regular interior.
 struct Range {
   int64_t lo, hi;
 };
 
+// The interior: the outputs in [o0, o1) of a regular axis whose windows lie entirely inside the input.
 static inline Range interior(const Axis& a, int64_t o0, int64_t o1) {
   if (!a.regular()) return {o1, o1};
   const int64_t span = (a.kernel - 1) * a.step + 1;
-  const int64_t lo = most(o0, ceil_div(-a.origin, a.stride));
-  const int64_t hi = least(o1, floor_div(a.size - span - a.origin, a.stride) + 1);
+  const int64_t lo = max(o0, ceil_div(-a.origin, a.stride));
+  const int64_t hi = min(o1, floor_div(a.size - span - a.origin, a.stride) + 1);
   return lo < hi ? Range{lo, hi} : Range{o1, o1};
 }
 
-// From a window's first nominal tap to its last, both included.
+// Distance from the first nominal tap of a window to the end of its last.
 static inline int64_t span_of(const Axis& a) { return (a.kernel - 1) * a.step + 1; }
 
-// Of a regular axis, the inputs under the windows of n outputs from o on, and the outputs that reach over n inputs from i on;
-// either may lie outside the axis.
+// For a regular axis: the inputs covered by the windows of outputs [o, o + n), and the outputs whose windows cover
+// any of the inputs [i, i + n). Both ranges may extend beyond the axis.
 static inline Range inputs_under(const Axis& a, int64_t o, int64_t n) {
   const int64_t first = a.origin + o * a.stride;
   return {first, first + (n - 1) * a.stride + span_of(a)};
@@ -121,15 +125,10 @@ static inline bool is_empty(const Axis& a, int64_t o) {
   return begin_of(a, o) >= a.size || begin_of(a, o) + a.kernel <= 0;
 }
 
-// The outputs of a regular axis whose tap t stands in [lo, hi).
-static inline Range outputs_with_tap(const Axis& a, int64_t t, int64_t lo, int64_t hi) {
-  const int64_t shift = a.origin + t * a.step;
-  return {most(0, ceil_div(lo - shift, a.stride)), least(a.out, ceil_div(hi - shift, a.stride))};
-}
-
+// An array: its first element, and the strides in bytes of its leading axes, pooled axes and channels.
 struct Array {
   char* data = nullptr;
-  int64_t lead[max_lead] = {}, pooled[max_axes] = {}, lane = 1;  // strides in bytes
+  int64_t lead[max_lead] = {}, pooled[max_axes] = {}, channel = 1;
 };
 
 struct Problem {
@@ -140,28 +139,28 @@ struct Problem {
   Axis axes[max_axes];
   int64_t lead_shape[max_lead] = {};
   int64_t planes = 1;
-  int64_t lanes = 1;  // extent of a leading axis whose elements are neighbours; rows carry it inside
-  int64_t tile = 0;   // outputs (backward: inputs) of the last axis worked on at a time
+  int64_t channels = 1;  // extent of the leading axis that is innermost in memory (channels-last); 1: none
+  int64_t tile = 0;      // outputs (backward: inputs) of the last axis processed at a time
   int64_t tiles = 1;
-  int64_t rows = 1;                // of the outer axes: outputs (backward: inputs)
-  int64_t units = 0;               // pieces of work; an engine says what one is
-  int threads = 1;                 // that may share them
-  int64_t divisor = 0;             // > 0 or < 0: divide by this; 0: divide by the windows' shares
+  int64_t rows = 1;                // product of the outer axes: outputs (backward: inputs)
+  int64_t units = 0;               // pieces of work; each engine defines its unit
+  int threads = 1;                 // threads that may share the units
+  int64_t divisor = 0;             // 0: divide by the share of each window; otherwise by this
   bool divide = false;             // sum: false, avg: true
   double norm = 0;                 // Lp
-  int64_t scratch = 0;             // bytes of scratch a worker needs
-  bool (*stops)(void*) = nullptr;  // whether a long call is to end before it is done, asked with `watch`
+  int64_t scratch = 0;             // bytes of scratch per worker
+  bool (*stops)(void*) = nullptr;  // called with `watch`: whether to abandon a long call
   void* watch = nullptr;
-  Array x, y, extra_array, aux;  // in this order: arrays() is all of them
+  Array x, y, extra_array, aux;  // in this order: arrays() points to the first of them
 
-  // Called by engines whose units may take seconds, between the rows of one.
+  // For engines whose units may take seconds, which call it between the rows of a unit.
   bool stopped() const { return stops && stops(watch); }
 
   static constexpr int n_arrays = 4;
   const Array* arrays() const { return &x; }
 };
 
-// The share of all windows of an axis, or 0 where they differ.
+// The share of every window of an axis, or 0 if the windows differ.
 static inline int64_t common_share(const Axis& a) {
   if (a.table_stride || a.out == 0) return 0;
   const int64_t n = share(a, 0);
@@ -171,15 +170,15 @@ static inline int64_t common_share(const Axis& a) {
   return n;
 }
 
-// What all windows are divided by, or 0 where they differ.
+// The divisor of every window, or 0 if the windows differ.
 static inline int64_t common_divisor(const Problem& p) {
   if (p.divisor) return p.divisor;
-  int64_t by = 1;
-  for (int a = 0; a < p.n_axes; ++a) by *= common_share(p.axes[a]);
-  return by;
+  int64_t product = 1;
+  for (int a = 0; a < p.n_axes; ++a) product *= common_share(p.axes[a]);
+  return product;
 }
 
-// The elements of a window, at most.
+// The taps of a whole window.
 static inline int64_t taps_of(const Problem& p) {
   int64_t n = 1;
   for (int a = 0; a < p.n_axes; ++a) n *= p.axes[a].kernel;

@@ -1,5 +1,6 @@
-// The reducers: init, pick/add, and the fold of whole rows. Written once, used by every loop.
-// A later element replaces an earlier one only if it is strictly better or NaN: first of ties, last of NaNs.
+// The reducers (init, merge) and the fold of whole rows, used by every engine; the final division or root is left
+// to the engines. A later element replaces an earlier one only if it is strictly better or NaN: ties give the
+// first offset, several NaNs the last.
 #pragma once
 
 #include <limits>
@@ -9,7 +10,7 @@
 namespace ndpool {
 namespace {
 
-using Code = std::uint32_t;  // position inside a window, counted over its whole nominal extent
+using Offset = std::uint32_t;  // offset in the nominal window, padding included
 
 template <class T> inline bool is_nan(T v) {
   if constexpr (is_real<T>)
@@ -20,7 +21,7 @@ template <class T> inline bool is_nan(T v) {
 
 template <class T> struct Max {
   using V = T;
-  static constexpr bool picks = true;
+  static constexpr bool is_max = true;
   static V init() {
     if constexpr (is_real<V>)
       return -std::numeric_limits<V>::infinity();
@@ -32,14 +33,9 @@ template <class T> struct Max {
   static V merge(V later, V best) { return better(later, best) ? later : best; }
 };
 
-// Maxima of integers in a wider type: of nothing, they are the least that can be stored.
-template <class T, class S> struct MaxOf : Max<T> {
-  static T init() { return T(std::numeric_limits<S>::lowest()); }
-};
-
-// Values that are compared in another order than their compute type's. Minima are maxima in the reverse order: floats are
-// negated, the bits of integers inverted. Unsigned integers of 32 and 64 bits, and shorter ones whose places are asked for,
-// are compared as signed ones, with their highest bit inverted.
+// Values compared in another order than that of their compute type. Min is max in the reverse order: floats are
+// negated, the bits of integers inverted. Unsigned integers of 32 and 64 bits, and shorter ones with offsets or
+// indices, are compared as signed integers with the highest bit inverted.
 inline bool is_unsigned(const Problem& p) {
   if (p.op != Op::max && p.op != Op::min) return false;
   if (p.x_type == Dtype::u32 || p.x_type == Dtype::u64) return true;
@@ -48,7 +44,7 @@ inline bool is_unsigned(const Problem& p) {
 }
 inline bool reordered(const Problem& p) { return p.op == Op::min || is_unsigned(p); }
 
-// To that order, when they are loaded, and back when they are stored.
+// Maps loaded values to that order, and results back before they are stored.
 template <class V> inline void reorder(const Problem& p, V* row, int64_t n) {
   if (!reordered(p)) return;
   if constexpr (is_real<V>) {
@@ -62,9 +58,9 @@ template <class V> inline void reorder(const Problem& p, V* row, int64_t n) {
 
 template <class T> struct Sum {
   using V = T;
-  static constexpr bool picks = false;
+  static constexpr bool is_max = false;
   static V init() { return V(0); }
-  // Integer sums wrap as NumPy's do, instead of overflowing into undefined behaviour.
+  // Unsigned arithmetic: integer sums wrap as in NumPy, without undefined behaviour.
   static V merge(V later, V sum) {
     if constexpr (is_real<V>)
       return sum + later;
@@ -79,34 +75,36 @@ template <class T> struct Sum {
   }
 };
 
-// A reducer that cannot be a fold, such as a median: it gets the elements of a window together.
+// A reducer that is not a fold, such as a median: it receives all elements of a window at once.
 template <class R>
 concept Collects = requires(typename R::V* x, int64_t n) { R::of(x, n); };
 
-// Values with their codes: the candidate for the best of a window.
-template <class R> inline void merge_coded(typename R::V later, Code code, typename R::V& best, Code& at) {
+// Merges a later value and its offset into the best of a window so far.
+template <class R>
+inline void merge_indexed(typename R::V later, Offset offset, typename R::V& best, Offset& at) {
   const bool better = R::better(later, best);
   best = better ? later : best;
-  at = better ? code : at;
+  at = better ? offset : at;
 }
 
-// The same where codes come in any order: of equals the one with the least code wins, of NaNs the one with the highest.
-template <class R> inline void merge_column(typename R::V later, Code code, typename R::V& best, Code& at) {
-  const bool earlier = code < at;
+// The same for offsets in any order: among equal values the smallest offset wins, among NaNs the largest.
+template <class R>
+inline void merge_any_order(typename R::V later, Offset offset, typename R::V& best, Offset& at) {
+  const bool earlier = offset < at;
   const bool take =
       is_nan(later) ? !is_nan(best) | !earlier : R::better(later, best) | ((later == best) & earlier);
   best = take ? later : best;
-  at = take ? code : at;
+  at = take ? offset : at;
 }
 
-// dst = rows[0] . rows[1] . ... (after dst itself when `go_on`), element by element, in this order.
+// dst = rows[0] . rows[1] . ..., element by element in this order, for 1 to 4 rows; `accumulate`: dst comes first.
 template <class R> void fold(const typename R::V* const* rows, int n, typename R::V* __restrict dst,
-                             int64_t length, bool go_on) {
+                             int64_t length, bool accumulate) {
   using V = typename R::V;
   const V *a = rows[0], *b = rows[n > 1], *c = rows[n > 2 ? 2 : 0], *d = rows[n > 3 ? 3 : 0];
   const auto each = [&](auto f) { in_vectors(length, [&](int64_t j) { dst[j] = f(j); }); };
   const auto two = [=](int64_t j, V v) { return R::merge(b[j], R::merge(a[j], v)); };
-  if (go_on) {
+  if (accumulate) {
     if (n == 1) return each([=](int64_t j) { return R::merge(a[j], dst[j]); });
     if (n == 2) return each([=](int64_t j) { return two(j, dst[j]); });
     if (n == 3) return each([=](int64_t j) { return R::merge(c[j], two(j, dst[j])); });
@@ -118,18 +116,18 @@ template <class R> void fold(const typename R::V* const* rows, int n, typename R
   each([=](int64_t j) { return R::merge(d[j], R::merge(c[j], R::merge(b[j], a[j]))); });
 }
 
-// The same with codes: every element of a row has its row's code.
-template <class R> void fold_coded(const typename R::V* const* rows, const Code* codes, int n,
-                                   typename R::V* __restrict dst, Code* __restrict at, int64_t length,
-                                   bool go_on) {
+// The same with offsets, for any number of rows; all elements of a row share one offset.
+template <class R> void fold_indexed(const typename R::V* const* rows, const Offset* offsets, int n,
+                                     typename R::V* __restrict dst, Offset* __restrict at, int64_t length,
+                                     bool accumulate) {
   for (int r = 0; r < n; ++r) {
     const typename R::V* a = rows[r];
-    const Code code = codes[r];
-    if (r == 0 && !go_on) {
+    const Offset offset = offsets[r];
+    if (r == 0 && !accumulate) {
       in_vectors(length, [&](int64_t j) { dst[j] = a[j]; });
-      in_vectors(length, [&](int64_t j) { at[j] = code; });
+      in_vectors(length, [&](int64_t j) { at[j] = offset; });
     } else {
-      in_vectors(length, [&](int64_t j) { merge_coded<R>(a[j], code, dst[j], at[j]); });
+      in_vectors(length, [&](int64_t j) { merge_indexed<R>(a[j], offset, dst[j], at[j]); });
     }
   }
 }

@@ -1,8 +1,9 @@
-// Planes side by side: a few planes are transposed, so that elements of different planes become neighbours, pooled as
-// channels-last arrays are, and transposed back. Short rows, windows of any kind and the reductions
-// that have no loop of their own along a row run on full vectors that way, forward and backward. Without this engine max
-// pooling 3 x 3 with stride 1 of 28 x 28 bfloat16 (Inception) takes 4.4 times as long, 4 x 4 x 4 with stride 2 of volumes
-// of 40 x 30 x 20 floats 7.7 times, 2 x 2 x 2 of volumes of 8 x 11 x 8 floats 4 times.
+// Planes side by side: the engine transposes a group of planes, so that corresponding elements of the planes
+// become adjacent, pools them as a channels-last array with another engine, and transposes the result back. Short
+// rows, windows of any kind and reductions without a loop along a row thus run on full vectors, forward and
+// backward. kernels.cpp decides when it is faster. Without this engine max pooling 3 x 3 with stride 1 of 28 x 28
+// bfloat16 (Inception) takes 4.4 times as long, 4 x 4 x 4 with stride 2 of volumes of 40 x 30 x 20 floats 7.7
+// times, 2 x 2 x 2 of volumes of 8 x 11 x 8 floats 4 times.
 #pragma once
 
 #include "forward/general.h"
@@ -12,7 +13,7 @@
 namespace ndpool {
 namespace {
 
-// An array of a problem while its planes are side by side.
+// An array of a problem, and the member of the inner problem that holds its transpose.
 struct Transposed {
   const Array* from;
   Array Problem::* to;
@@ -21,19 +22,17 @@ struct Transposed {
   bool read, written;
 };
 
-inline int64_t size_of(Extra extra) { return extra == Extra::offset8 ? 1 : extra == Extra::offset32 ? 4 : 8; }
-
-// The elements of a plane: `runs` pieces of `length` neighbours.
+// The elements of a plane as `count` runs of `length` elements; `step`: bytes between two elements of a run.
 class Runs {
 public:
   Runs(const Problem& p, const Array& array, int64_t item, Over over) {
     int a = p.n_axes - 1;
     length = extent(p.axes[a], over);
-    even = length == 1 || array.pooled[a] == item;
+    contiguous = length == 1 || array.pooled[a] == item;
     step = array.pooled[a];
-    while (even && --a >= 0 && (extent(p.axes[a], over) == 1 || array.pooled[a] == length * item))
+    while (contiguous && --a >= 0 && (extent(p.axes[a], over) == 1 || array.pooled[a] == length * item))
       length *= extent(p.axes[a], over);
-    if (!even) --a;
+    if (!contiguous) --a;
     for (; a >= 0; --a) {
       sizes_[n_outer_] = extent(p.axes[a], over);
       steps_[n_outer_++] = array.pooled[a];
@@ -41,7 +40,7 @@ public:
     for (int k = 0; k < n_outer_; ++k) count *= sizes_[k];
   }
 
-  // From a plane's beginning to that of its run r, in bytes.
+  // Distance from the start of a plane to the start of its run r, in bytes.
   int64_t at(int64_t r) const {
     int64_t offset = 0;
     for (int k = 0; k < n_outer_; ++k) {
@@ -52,28 +51,28 @@ public:
   }
 
   int64_t count = 1, length, step;
-  bool even;  // a run's elements have no gaps
+  bool contiguous;  // within a run
 
 private:
   int n_outer_ = 0;
   int64_t sizes_[max_axes], steps_[max_axes];
 };
 
-// Square blocks are transposed in registers: as many elements as a vector has, 16 at most.
-template <class T> constexpr int block_lanes = least(16, wide<T>);
+// The side of the square blocks that are transposed in registers: the lanes of a vector, at most 16.
+template <class T> constexpr int block_lanes = min(16, wide<T>);
 
 template <class T, int B> __attribute__((always_inline)) inline void transpose(Vec<T, B> (&rows)[B]) {
   for (int m = 1; m < B; m *= 2) {
-    Vec<T, B> mixed[B];
+    Vec<T, B> zipped[B];
     for (int k = 0; k < B / 2; ++k) {
-      mixed[2 * k] = zip_lo(rows[k], rows[k + B / 2]);
-      mixed[2 * k + 1] = zip_hi(rows[k], rows[k + B / 2]);
+      zipped[2 * k] = zip_lo(rows[k], rows[k + B / 2]);
+      zipped[2 * k + 1] = zip_hi(rows[k], rows[k + B / 2]);
     }
-    for (int k = 0; k < B; ++k) rows[k] = mixed[k];
+    for (int k = 0; k < B; ++k) rows[k] = zipped[k];
   }
 }
 
-// An element, or a vector of them; bits stay what they are.
+// The square of a float or of each float of a vector; other elements are copied.
 template <class T, class V> inline V squared(V v) {
   if constexpr (is_real<T>)
     return v * v;
@@ -81,20 +80,21 @@ template <class T, class V> inline V squared(V v) {
     return v;
 }
 
-// Runs of `n` elements of `lanes` planes, a multiple of B, to rows of so many neighbours; floats are squared.
+// Transposes runs of n elements of `lanes` planes (a multiple of B) to n rows of `lanes` elements, squaring
+// floats.
 template <class T, int B> void gather_run(const char* const* plane, int64_t lanes, int64_t at, int64_t n,
                                           int64_t step, T* to, const Readable& readable) {
   for (int64_t l = 0; l < lanes; l += B) {
     bool vectors = step == sizeof(T);
     for (int k = 0; k < B && n < B; ++k)
-      vectors &= readable.holds(reinterpret_cast<const T*>(plane[l + k] + at), B);
+      vectors &= readable.contains(reinterpret_cast<const T*>(plane[l + k] + at), B);
     for (int64_t j = 0; vectors && j < n; j += B) {
-      const int64_t first = n < B ? 0 : least(j, n - B);
+      const int64_t first = n < B ? 0 : min(j, n - B);
       Vec<T, B> rows[B];
       for (int k = 0; k < B; ++k) rows[k] = read<T, B>(reinterpret_cast<const T*>(plane[l + k] + at) + first);
       transpose<T, B>(rows);
-      const int kept = int(least(B, n - first));
-      for (int k = 0; k < kept; ++k) write(to + (first + k) * lanes + l, squared<T>(rows[k]));
+      const int count = int(min(B, n - first));
+      for (int k = 0; k < count; ++k) write(to + (first + k) * lanes + l, squared<T>(rows[k]));
     }
     if (vectors) continue;
     for (int k = 0; k < B; ++k)
@@ -103,21 +103,21 @@ template <class T, int B> void gather_run(const char* const* plane, int64_t lane
   }
 }
 
-// The way back, to the planes that there are.
+// Transposes n rows of `lanes` elements back to runs of `planes` planes, at most `lanes`.
 template <class T, int B> void scatter_run(const T* from, int64_t lanes, char* const* plane, int64_t planes,
                                            int64_t at, int64_t n, int64_t step) {
   for (int64_t l = 0; l < planes; l += B) {
-    const int there = int(least(B, planes - l));
+    const int count = int(min(B, planes - l));
     const bool vectors = step == sizeof(T) && n >= B;
     for (int64_t j = 0; vectors && j < n; j += B) {
-      const int64_t first = least(j, n - B);
+      const int64_t first = min(j, n - B);
       Vec<T, B> rows[B];
       for (int k = 0; k < B; ++k) rows[k] = read<T, B>(from + (first + k) * lanes + l);
       transpose<T, B>(rows);
-      for (int k = 0; k < there; ++k) write(reinterpret_cast<T*>(plane[l + k] + at) + first, rows[k]);
+      for (int k = 0; k < count; ++k) write(reinterpret_cast<T*>(plane[l + k] + at) + first, rows[k]);
     }
     if (vectors) continue;
-    for (int k = 0; k < there; ++k)
+    for (int k = 0; k < count; ++k)
       for (int64_t j = 0; j < n; ++j)
         *reinterpret_cast<T*>(plane[l + k] + at + j * step) = from[j * lanes + l + k];
   }
@@ -125,9 +125,9 @@ template <class T, int B> void scatter_run(const T* from, int64_t lanes, char* c
 
 template <Over work> struct SideBySide {
   static constexpr const char* engine = "side_by_side";
-  static constexpr int64_t near = 256 * 1024, far = 4096 * 1024;  // bytes: of L2, and what a worker may hold
-  static constexpr int most_lanes = 64;
-  using Choose = Kernel (*)(const Problem&);
+  // Bytes of a transposed group of planes: those that fit in L2, and at most.
+  static constexpr int64_t l2_bytes = 256 * 1024, max_bytes = 4096 * 1024;
+  static constexpr int max_lanes = 64;
 
   static int arrays(const Problem& p, Transposed (&list)[4]) {
     int n = 0;
@@ -151,51 +151,52 @@ template <Over work> struct SideBySide {
     return bytes;
   }
 
-  // Those of a vector of the compute type; several where they fit into L2 and there are so many planes, for every thread.
+  // Planes per group: one per lane of a vector of the compute type; those of several vectors if the group fits in
+  // L2 and there are planes enough for every thread.
   static int64_t lanes_of(const Problem& p) {
-    const int64_t compute = most(4, most(size_of(p.x_type), size_of(p.y_type)));
-    const bool bytes = p.op != Op::sum && p.extra == Extra::none && size_of(p.x_type) < 4;
-    int64_t lanes = vector_bytes / (bytes ? (p.x_type < Dtype::f16 ? size_of(p.x_type) : 4) : compute);
-    lanes = most(lanes, 8);
+    const int64_t compute = max(4, max(size_of(p.x_type), size_of(p.y_type)));
+    const bool narrow = p.op != Op::sum && p.extra == Extra::none && size_of(p.x_type) < 4;
+    int64_t lanes = vector_bytes / (narrow ? (p.x_type < Dtype::f16 ? size_of(p.x_type) : 4) : compute);
+    lanes = max(lanes, 8);
     const int64_t plane = plane_bytes(p);
     const int64_t groups = p.threads > 1 ? 2 * p.threads : 1;
-    while (lanes < most_lanes && 2 * lanes * groups <= p.planes && 2 * lanes * plane <= near) lanes *= 2;
+    while (lanes < max_lanes && 2 * lanes * groups <= p.planes && 2 * lanes * plane <= l2_bytes) lanes *= 2;
     return lanes;
   }
 
-  static bool serves(const Problem& p) {
-    if (p.lanes != 1) return false;
+  static bool supports(const Problem& p) {
+    if (p.channels != 1) return false;
     for (int a = 0; a < p.n_axes; ++a)
       if (p.axes[a].table_stride) return false;
     const int64_t lanes = lanes_of(p);
-    return (2 * p.planes >= lanes || enough(p)) && lanes * plane_bytes(p) <= far;
+    return (2 * p.planes >= lanes || few_planes_pay(p)) && lanes * plane_bytes(p) <= max_bytes;
   }
 
-  // Lanes without a plane take as long as others: fewer planes than half of them pay where rows are short, all the more for
-  // maxima and their indices, which take longest along a row.
-  static bool enough(const Problem& p) {
+  // Lanes without a plane cost as much as others: planes that fill less than half of the lanes pay only if rows
+  // are short. Rows may be longer for max pooling, and longest with indices, which are slowest along a row.
+  static bool few_planes_pay(const Problem& p) {
     const bool forward = work == Over::outputs;
-    const int64_t row = p.axes[p.n_axes - 1].size, pays = !forward || p.op == Op::sum ? 4
-                                                          : p.extra == Extra::none    ? 8
-                                                                                      : 12;
-    return p.planes >= (forward ? 3 : 4) && p.planes * pays >= row;
+    const int64_t row = p.axes[p.n_axes - 1].size, row_per_plane = !forward || p.op == Op::sum ? 4
+                                                                   : p.extra == Extra::none    ? 8
+                                                                                               : 12;
+    return p.planes >= (forward ? 3 : 4) && p.planes * row_per_plane >= row;
   }
 
   static void prepare(Problem& p) {
     p.tile = lanes_of(p);
     p.tiles = 1;
     p.units = ceil_div(p.planes, p.tile);
-    Problem inner = inside(p);
-    chosen(inner).prepare(inner);
+    Problem inner = inner_problem(p);
+    inner_kernel(inner).prepare(inner);
     p.scratch = inner.scratch + 64;
     Transposed list[4];
     for (int k = arrays(p, list) - 1; k >= 0; --k)
       p.scratch += Scratch::bytes<char>(plane_elements(p, list[k].over) * p.tile * list[k].item);
   }
 
-  static Kernel chosen(const Problem& inner);
+  static Kernel inner_kernel(const Problem& inner);
 
-  // Whether norms are the roots of sums of squares, and nothing else.
+  // Whether Lp pooling is just the root of a sum of squares.
   static bool squares(const Problem& p) {
     if (work != Over::outputs || p.op != Op::lp || p.norm != 2 || p.x_type != p.y_type ||
         p.x_type < Dtype::f32)
@@ -205,7 +206,7 @@ template <Over work> struct SideBySide {
     return !p.divide || common_divisor(p) == taps;
   }
 
-  static Problem inside(const Problem& p) {
+  static Problem inner_problem(const Problem& p) {
     Problem inner;
     inner.op = squares(p) ? Op::sum : p.op;
     inner.extra = p.extra;
@@ -216,7 +217,7 @@ template <Over work> struct SideBySide {
       inner.axes[a] = p.axes[a];
       if (a + 1 < p.n_axes) inner.rows *= extent(p.axes[a], work);
     }
-    inner.lanes = p.tile;
+    inner.channels = p.tile;
     inner.divisor = p.divisor;
     inner.divide = p.divide && inner.op == p.op;
     inner.norm = p.norm;
@@ -225,7 +226,7 @@ template <Over work> struct SideBySide {
     Transposed list[4];
     for (int k = arrays(p, list) - 1; k >= 0; --k) {
       Array& array = inner.*list[k].to;
-      array.lane = list[k].item;
+      array.channel = list[k].item;
       int64_t pitch = list[k].item * p.tile;
       for (int a = p.n_axes - 1; a >= 0; --a) {
         array.pooled[a] = pitch;
@@ -238,8 +239,8 @@ template <Over work> struct SideBySide {
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
     const int64_t lanes = p.tile;
-    Problem inner = inside(p);
-    const Kernel kernel = chosen(inner);
+    Problem inner = inner_problem(p);
+    const Kernel kernel = inner_kernel(inner);
     Transposed list[4];
     const int n = arrays(p, list);
     for (int k = 0; k < n; ++k)
@@ -247,7 +248,7 @@ template <Over work> struct SideBySide {
     kernel.prepare(inner);
     char* inner_scratch = scratch.take<char>(inner.scratch);
     for (int64_t group = begin; group < end; ++group) {
-      const int64_t first = group * lanes, planes = least(lanes, p.planes - first);
+      const int64_t first = group * lanes, planes = min(lanes, p.planes - first);
       for (int k = 0; k < n; ++k)
         if (list[k].read) gather(p, list[k], inner, first, planes);
       kernel.run(inner, 0, inner.units, inner_scratch);
@@ -259,22 +260,22 @@ template <Over work> struct SideBySide {
   }
 
 private:
-  // Lanes without a plane of their own hold the last one, too.
+  // The address of the plane of each lane; lanes without a plane repeat the last one.
   static void locate(const Problem& p, const Array& array, int64_t first, int64_t planes, char** plane) {
     for (int64_t l = 0; l < p.tile; ++l) {
-      const int64_t q = first + least(l, planes - 1);
+      const int64_t q = first + min(l, planes - 1);
       plane[l] = p.n_lead == 1 ? array.data + q * array.lead[0] : plane_of(p, array, q);
     }
   }
 
-  // Calls f with a number as wide as the array's elements, a float if it is one, and the side of the blocks to transpose.
+  // Calls f with a value of the width of an element, a float if `floats`, and with the side of the blocks.
   template <class F> static void by_width(int64_t item, int64_t lanes, bool floats, F&& f) {
     const auto call = [&](auto width) {
       constexpr int B = block_lanes<decltype(width)>;
       if (lanes % B == 0)
         f(width, std::integral_constant<int, B>{});
       else
-        f(width, std::integral_constant<int, least(B, 8)>{});
+        f(width, std::integral_constant<int, min(B, 8)>{});
     };
     if (floats)
       item == 4 ? call(0.0f) : call(0.0);
@@ -289,7 +290,7 @@ private:
   }
 
   static void roots(const Problem& inner) {
-    const int64_t n = plane_elements(inner, Over::outputs) * inner.lanes;
+    const int64_t n = plane_elements(inner, Over::outputs) * inner.channels;
     if (inner.y_type == Dtype::f32)
       powers(reinterpret_cast<float*>(inner.y.data), n, 0.5f);
     else
@@ -298,23 +299,23 @@ private:
 
   static void gather(const Problem& p, const Transposed& t, const Problem& inner, int64_t first,
                      int64_t planes) {
-    char* plane[most_lanes];
+    char* plane[max_lanes];
     locate(p, *t.from, first, planes, plane);
     const Runs runs(p, *t.from, t.item, t.over);
     const Readable readable(p, *t.from, t.item, t.over);
     const bool squares = inner.op != p.op;
-    by_width(t.item, inner.lanes, squares, [&](auto width, auto block) {
+    by_width(t.item, inner.channels, squares, [&](auto width, auto block) {
       using T = decltype(width);
       T* at = reinterpret_cast<T*>((inner.*t.to).data);
-      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)
-        gather_run<T, block>(plane, inner.lanes, runs.at(r), runs.length,
-                             runs.even ? int64_t(sizeof(T)) : runs.step, at, readable);
+      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.channels)
+        gather_run<T, block>(plane, inner.channels, runs.at(r), runs.length,
+                             runs.contiguous ? int64_t(sizeof(T)) : runs.step, at, readable);
     });
   }
 
   static void scatter(const Problem& p, const Transposed& t, const Problem& inner, int64_t first,
                       int64_t planes) {
-    char* plane[most_lanes];
+    char* plane[max_lanes];
     locate(p, *t.from, first, planes, plane);
     const Runs runs(p, *t.from, t.item, t.over);
     const char* from = (inner.*t.to).data;
@@ -322,12 +323,12 @@ private:
       __builtin_memcpy(plane[0], from, size_t(planes * t.item));
       return;
     }
-    by_width(t.item, inner.lanes, false, [&](auto width, auto block) {
+    by_width(t.item, inner.channels, false, [&](auto width, auto block) {
       using T = decltype(width);
       const T* at = reinterpret_cast<const T*>(from);
-      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.lanes)
-        scatter_run<T, block>(at, inner.lanes, plane, planes, runs.at(r), runs.length,
-                              runs.even ? int64_t(sizeof(T)) : runs.step);
+      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.channels)
+        scatter_run<T, block>(at, inner.channels, plane, planes, runs.at(r), runs.length,
+                              runs.contiguous ? int64_t(sizeof(T)) : runs.step);
     });
   }
 };

@@ -1,13 +1,15 @@
-// Vectors: the compiler's own vector types behind a handful of names, so that one source serves every instruction
-// set. The width follows the flags this file is compiled with; loads and stores take any alignment.
+// Vectors: names for the vector types of the compiler and for the intrinsics that it does not generate by itself,
+// so that engines have one source for every instruction set. The only file that depends on compiler or instruction
+// set. The vector width follows the flags of compilation; loads and stores take any alignment.
 #pragma once
 
 #include <utility>
 
-// GCC 12 warns of undefined vectors in its own headers, and of sums that a loop begins: it does not see that the loop
-// runs at least once.
+// GCC 12 warns about undefined vectors in its own headers, and about sums initialised in a loop: it does not see
+// that the loop runs at least once.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 
 #if defined(__AVX2__)
@@ -28,18 +30,18 @@ constexpr int vector_bytes = 32;
 constexpr int vector_bytes = 16;
 #endif
 
-// x86 processors without AVX2 are rare by now: they have the general engines alone, which are quick to compile.
+// x86 processors without AVX2 are rare: they get the general engines only, which compile fast.
 #if defined(__x86_64__) && !defined(__AVX2__)
 constexpr bool specialised = false;
 #else
 constexpr bool specialised = true;
 #endif
 
-// The shortest vector that the compiler allows in a register of its own.
+// The shortest vector that the compiler accepts as the operand of an asm statement.
 #if defined(__clang__)
-constexpr int least_bytes = 16;
+constexpr int min_bytes = 16;
 #else
-constexpr int least_bytes = 1;
+constexpr int min_bytes = 1;
 #endif
 
 template <int Bytes> struct UnsignedOf;
@@ -64,12 +66,12 @@ template <class T, int N> using Vec = typename VecOf<T, N>::type;
 template <class V> using Element = std::remove_cvref_t<decltype(std::declval<V>()[0])>;
 template <class V> constexpr int length_of = sizeof(V) / sizeof(Element<V>);
 
-// Lanes of the widest vector, and of a narrow one for short rows of bytes.
+// Lanes of the widest vector, and of a narrow vector for short rows of bytes.
 template <class T> constexpr int wide = vector_bytes / int(sizeof(T));
 template <class T> constexpr int narrow_lanes = (vector_bytes > 16 ? vector_bytes / 2 : 16) / int(sizeof(T));
 
-// Calls f with 0, 1, ... n - 1, in vectors: no call may depend on another. Other loops over single elements are compiled
-// as they are, because most of them are short.
+// Calls f(0), ..., f(n - 1) in a loop that the compiler vectorizes: no call may depend on another. Other loops
+// over elements stay scalar, because most of them are short.
 template <class F> __attribute__((always_inline)) inline void in_vectors(int64_t n, F&& f) {
 #pragma omp simd
   for (int64_t j = 0; j < n; ++j) f(j);
@@ -79,14 +81,13 @@ template <class T, int N> inline Vec<T, N> read(const T* p) {
   Vec<T, N> v;
   __builtin_memcpy(&v, p, sizeof v);
 #if defined(__x86_64__)
-  // Keeps the value in a register: otherwise each use reads memory again, and unaligned reads are what costs.
-  if constexpr (sizeof v >= least_bytes && sizeof v <= vector_bytes) asm("" : "+v"(v));
+  // Keep the value in a register: the compiler would load it again at each use, and unaligned loads are expensive.
+  if constexpr (sizeof v >= min_bytes && sizeof v <= vector_bytes) asm("" : "+v"(v));
 #endif
   return v;
 }
 template <class T, class V> inline void write(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
 
-// Exactly n elements: vectors overlap at the end, and a few elements are copied by shorter ones.
 template <int Bytes> inline void copy_few(const char* from, char* to, int64_t n) {
   if (n >= Bytes) {
     Vec<std::uint8_t, Bytes> first, last;
@@ -98,6 +99,8 @@ template <int Bytes> inline void copy_few(const char* from, char* to, int64_t n)
     copy_few<Bytes / 2>(from, to, n);
   }
 }
+// Copies n elements and touches no other memory: the last vector overlaps the one before it, and less than one
+// vector is copied by shorter vectors.
 template <class T> inline void copy_exactly(const T* from, T* to, int64_t n) {
   const char* const source = reinterpret_cast<const char*>(from);
   char* const target = reinterpret_cast<char*>(to);
@@ -110,8 +113,8 @@ template <class T> inline void copy_exactly(const T* from, T* to, int64_t n) {
     write(target + bytes - vector_bytes, read<char, vector_bytes>(source + bytes - vector_bytes));
 }
 
-// Asks for memory that is read soon; it need not be there.
-inline void fetch(const void* p) { __builtin_prefetch(p); }
+// The address may be invalid.
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #if defined(__AVX2__)
 template <class To> inline To first_of(__m128i v) {
@@ -121,19 +124,20 @@ template <class To> inline To first_of(__m128i v) {
 }
 #endif
 
-// The same numbers in another type. The compiler goes through them one by one where the widths differ by more than
-// two; processors have an instruction for it.
+// Converts each element to another type. Where the widths differ by more than a factor of two, the compiler
+// converts single elements, although processors have an instruction for whole vectors.
 template <class To, class V> __attribute__((always_inline)) inline To converted(V v) {
   static_assert(length_of<V> == length_of<To>);
 #if defined(__AVX2__)
   using F = Element<V>;
   constexpr int n = length_of<V>, from = sizeof(F), to = sizeof(Element<To>);
-  constexpr bool whole = std::is_integral_v<F> && std::is_integral_v<Element<To>>;
-  constexpr int held = sizeof v < 16 ? 16 : sizeof v;
-  if constexpr (whole && from < to && n * to == vector_bytes && std::is_unsigned_v<F>) {
-    Vec<std::uint8_t, held> wide{};
-    if constexpr (sizeof v == 8)  // by way of a register, not of memory
-      wide = reinterpret_cast<Vec<std::uint8_t, held>>(_mm_cvtsi64_si128(std::bit_cast<std::int64_t>(v)));
+  constexpr bool integers = std::is_integral_v<F> && std::is_integral_v<Element<To>>;
+  constexpr int padded_bytes = sizeof v < 16 ? 16 : sizeof v;
+  if constexpr (integers && from < to && n * to == vector_bytes && std::is_unsigned_v<F>) {
+    Vec<std::uint8_t, padded_bytes> wide{};
+    if constexpr (sizeof v == 8)  // through a register, not through memory
+      wide = reinterpret_cast<Vec<std::uint8_t, padded_bytes>>(
+          _mm_cvtsi64_si128(std::bit_cast<std::int64_t>(v)));
     else
       __builtin_memcpy(&wide, &v, sizeof v);
 #if defined(__AVX512BW__)
@@ -159,12 +163,12 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
 #endif
   }
 #if defined(__AVX512BW__)
-  if constexpr (whole && std::is_signed_v<F> && from == 2 && to == 4 && sizeof v == 32)
+  if constexpr (integers && std::is_signed_v<F> && from == 2 && to == 4 && sizeof v == 32)
     return reinterpret_cast<To>(_mm512_cvtepi16_epi32(reinterpret_cast<__m256i>(v)));
-  if constexpr (whole && std::is_signed_v<F> && from == 1 && to == 4 && sizeof v == 16)
+  if constexpr (integers && std::is_signed_v<F> && from == 1 && to == 4 && sizeof v == 16)
     return reinterpret_cast<To>(_mm512_cvtepi8_epi32(reinterpret_cast<__m128i>(v)));
-  if constexpr (whole && from == 2 * to && to <= 2 && sizeof v == 64) {
-    // By way of a register: written to memory at once, it takes twice as long.
+  if constexpr (integers && from == 2 * to && to <= 2 && sizeof v == 64) {
+    // Force the result into a register: converting and storing in one instruction takes twice as long.
     __m256i half;
     if constexpr (to == 1)
       half = _mm512_cvtepi16_epi8(reinterpret_cast<__m512i>(v));
@@ -175,11 +179,11 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
   }
 #endif
 #if defined(__AVX512F__)
-  if constexpr (whole && from == 8 && to == 2 && sizeof v == 64)
+  if constexpr (integers && from == 8 && to == 2 && sizeof v == 64)
     return first_of<To>(_mm512_cvtepi64_epi16(reinterpret_cast<__m512i>(v)));
 #endif
 #if defined(__AVX512VL__)
-  if constexpr (whole && to == 1 && from >= 4 && (sizeof v == 64 || sizeof v == 32)) {
+  if constexpr (integers && to == 1 && from >= 4 && (sizeof v == 64 || sizeof v == 32)) {
     __m128i bytes;
     if constexpr (sizeof v == 64 && from == 4) bytes = _mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(v));
     if constexpr (sizeof v == 64 && from == 8) bytes = _mm512_cvtepi64_epi8(reinterpret_cast<__m512i>(v));
@@ -188,8 +192,7 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
     return first_of<To>(bytes);
   }
 #else
-  // The lowest bytes of each half, side by side.
-  if constexpr (whole && to == 1 && from == 4 && sizeof v == 32) {
+  if constexpr (integers && to == 1 && from == 4 && sizeof v == 32) {
     const __m256i lowest = _mm256_set1_epi64x(std::int64_t(0x808080800c080400)),
                   halves = _mm256_shuffle_epi8(reinterpret_cast<__m256i>(v), lowest);
     return first_of<To>(
@@ -200,7 +203,7 @@ template <class To, class V> __attribute__((always_inline)) inline To converted(
   return __builtin_convertvector(v, To);
 }
 
-// The upper halves of the products with a number.
+// The upper halves of the products with `by`.
 template <class V> __attribute__((always_inline)) inline V multiplied_high(V v, Element<V> by) {
   using U = Element<V>;
   static_assert(std::is_unsigned_v<U> && sizeof(U) <= 4);
@@ -230,7 +233,7 @@ template <class V> __attribute__((always_inline)) inline V multiplied_high(V v, 
   return __builtin_convertvector(__builtin_convertvector(v, Twice) * by >> int(8 * sizeof(U)), V);
 }
 
-// N elements from storage, in the compute type.
+// Loads N elements and converts them to the compute type.
 template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
   if constexpr (std::is_same_v<S, bf16>) {
     const auto bits = converted<Vec<std::uint32_t, N>>(read<std::uint16_t, N>(&p->bits)) << 16;
@@ -264,8 +267,9 @@ template <class V, int N, class S> inline Vec<V, N> read_as(const S* p) {
   }
 }
 
-// N elements to storage, halves rounded to nearest even, integers cut off; `same` says that they came from there.
-template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, N> v) {
+// Converts N elements to the storage type and stores them: halves are rounded to nearest even, integers truncated;
+// `exact`: the elements were loaded from that type, so that nothing is rounded.
+template <int N, bool exact, class S, class V> inline void write_as(S* p, Vec<V, N> v) {
   if constexpr (is_half<S>) {
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<S, f16> && N == 16)
@@ -278,7 +282,7 @@ template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, 
     using U = Vec<std::uint32_t, N>;
     const U u = reinterpret_cast<U>(v), magnitude = u & 0x7fffffffu;
     U bits;
-    if constexpr (std::is_same_v<S, bf16> && same) {
+    if constexpr (std::is_same_v<S, bf16> && exact) {
       bits = u >> 16;
     } else if constexpr (std::is_same_v<S, bf16>) {
       bits = magnitude > 0x7f800000u ? (u >> 16) | 0x40u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -299,22 +303,33 @@ template <int N, bool same, class S, class V> inline void write_as(S* p, Vec<V, 
   }
 }
 
-// Codes to storage: bytes, ints, or positions counted from `base`.
-template <int N, class C> inline void write_codes(Extra extra, char* to, int64_t at, C code, int64_t base) {
+// Stores N offsets from element `at` on: as uint8, as int32, or, after adding `base`, as int64 indices.
+template <int N, class C>
+inline void write_offsets(Extra extra, char* to, int64_t at, C offset, int64_t base) {
   if (extra == Extra::offset8)
-    write(reinterpret_cast<std::uint8_t*>(to) + at, converted<Vec<std::uint8_t, N>>(code));
+    write(reinterpret_cast<std::uint8_t*>(to) + at, converted<Vec<std::uint8_t, N>>(offset));
   else if (extra == Extra::offset32)
-    write(reinterpret_cast<std::int32_t*>(to) + at, converted<Vec<std::int32_t, N>>(code));
+    write(reinterpret_cast<std::int32_t*>(to) + at, converted<Vec<std::int32_t, N>>(offset));
   else
-    write(reinterpret_cast<int64_t*>(to) + at, converted<Vec<int64_t, N>>(code) + base);
+    write(reinterpret_cast<int64_t*>(to) + at, converted<Vec<int64_t, N>>(offset) + base);
 }
 
-// Two vectors as one.
-template <class V, int... I> inline auto joined(V a, V b, std::integer_sequence<int, I...>) {
+// Stores one offset, or the index already computed from it.
+inline void write_offset(Extra extra, char* to, int64_t offset) {
+  if (extra == Extra::offset8)
+    *reinterpret_cast<std::uint8_t*>(to) = std::uint8_t(offset);
+  else if (extra == Extra::offset32)
+    *reinterpret_cast<std::int32_t*>(to) = std::int32_t(offset);
+  else
+    *reinterpret_cast<int64_t*>(to) = offset;
+}
+
+// The concatenation of two vectors.
+template <class V, int... I> inline auto concatenated(V a, V b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, I...);
 }
-template <class V> inline auto joined(V a, V b) {
-  return joined(a, b, std::make_integer_sequence<int, 2 * length_of<V>>{});
+template <class V> inline auto concatenated(V a, V b) {
+  return concatenated(a, b, std::make_integer_sequence<int, 2 * length_of<V>>{});
 }
 
 template <class V, int... I> inline V evens(V a, V b, std::integer_sequence<int, I...>) {
@@ -323,7 +338,7 @@ template <class V, int... I> inline V evens(V a, V b, std::integer_sequence<int,
 template <class V, int... I> inline V odds(V a, V b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, 2 * I + 1 ...);
 }
-// Every other element of the two together.
+// The even and the odd elements of the concatenation of two vectors.
 template <class V> inline V evens(V a, V b) {
   return evens(a, b, std::make_integer_sequence<int, length_of<V>>{});
 }
@@ -335,7 +350,7 @@ template <class V, int... I> inline V zip(V a, V b, std::integer_sequence<int, I
   constexpr int n = length_of<V>;
   return __builtin_shufflevector(a, b, (I / 2 + I % 2 * n + decltype(from)::value)...);
 }
-// a0 b0 a1 b1 ...: the first and the second half.
+// The first and the second half of a0 b0 a1 b1 ...
 template <class V> inline V zip_lo(V a, V b) {
   return zip(a, b, std::make_integer_sequence<int, length_of<V>>{}, std::integral_constant<int, 0>{});
 }
@@ -347,9 +362,9 @@ template <class V> inline V zip_hi(V a, V b) {
 template <int By, class V, int... I> inline V shifted(V a, V b, std::integer_sequence<int, I...>) {
   return __builtin_shufflevector(a, b, I + By...);
 }
-// As many elements of the two together, all but the first few.
+// One vector of the concatenation of a and b, from element By on.
 template <int By, class V> inline V shifted(V a, V b) {
-#if defined(__AVX512VL__)  // one instruction that needs no table
+#if defined(__AVX512VL__)  // one instruction, without a vector of indices
   if constexpr (sizeof(Element<V>) == 4 && sizeof(V) == 64)
     return reinterpret_cast<V>(
         _mm512_alignr_epi32(reinterpret_cast<__m512i>(b), reinterpret_cast<__m512i>(a), By));
@@ -359,17 +374,17 @@ template <int By, class V> inline V shifted(V a, V b) {
 #endif
   return shifted<By>(a, b, std::make_integer_sequence<int, length_of<V>>{});
 }
-// The same number everywhere (minus nothing: adding would turn -0 into 0).
-template <class V> inline V all_of(Element<V> x) { return x - V{}; }
+// Broadcasts x. Subtracts zero, because adding it would turn -0 into 0.
+template <class V> inline V broadcast(Element<V> x) { return x - V{}; }
 
 // A mask of the first n elements.
-template <class T, int N> inline auto first_lanes(int64_t n) {
+template <class T, int N> inline auto lane_mask(int64_t n) {
   Vec<UnsignedLike<T>, N> index;
   for (int j = 0; j < N; ++j) index[j] = UnsignedLike<T>(j);
   return index < UnsignedLike<T>(n);
 }
 
-// Whether any bit of it is set.
+// Whether any bit of the mask is set.
 template <class V> inline bool any(V mask) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(V) == 64) {
@@ -390,21 +405,22 @@ template <class V> inline bool any(V mask) {
   return all != 0;
 }
 
-// Whether `packed` is one instruction.
+// Whether `compressed` is supported, as one instruction.
 #if defined(__AVX512F__)
-template <class T> constexpr bool packs = sizeof(T) >= 4;
+template <class T> constexpr bool has_compress = sizeof(T) >= 4;
 #else
-template <class T> constexpr bool packs = false;
+template <class T> constexpr bool has_compress = false;
 #endif
 
-// Those of sixteen bytes that are named, in this order; a name of 0x80 gives zero.
+// Whether `shuffled_bytes` is supported, as one instruction.
 #if defined(__AVX2__)
-constexpr bool names_bytes = true;
+constexpr bool has_byte_shuffle = true;
 #else
-constexpr bool names_bytes = false;
+constexpr bool has_byte_shuffle = false;
 #endif
 using Sixteen = Vec<std::uint8_t, 16>;
-inline Sixteen named([[maybe_unused]] Sixteen bytes, [[maybe_unused]] Sixteen names) {
+// The bytes whose indices `names` lists, in its order; index 0x80 gives zero.
+inline Sixteen shuffled_bytes([[maybe_unused]] Sixteen bytes, [[maybe_unused]] Sixteen names) {
 #if defined(__AVX2__)
   return reinterpret_cast<Sixteen>(
       _mm_shuffle_epi8(reinterpret_cast<__m128i>(bytes), reinterpret_cast<__m128i>(names)));
@@ -413,8 +429,8 @@ inline Sixteen named([[maybe_unused]] Sixteen bytes, [[maybe_unused]] Sixteen na
 #endif
 }
 
-// The elements whose bits are set, side by side.
-template <class V> inline V packed([[maybe_unused]] V v, [[maybe_unused]] std::uint32_t bits) {
+// Compresses a vector: the elements whose bits are set come first, in order; the rest is zero.
+template <class V> inline V compressed([[maybe_unused]] V v, [[maybe_unused]] std::uint32_t bits) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(Element<V>) == 4)
     return reinterpret_cast<V>(_mm512_maskz_compress_epi32(__mmask16(bits), reinterpret_cast<__m512i>(v)));
@@ -425,21 +441,24 @@ template <class V> inline V packed([[maybe_unused]] V v, [[maybe_unused]] std::u
 #endif
 }
 
-// Whether any elements of two vectors, in any order, are one instruction.
+// Whether `permuted` is supported, as one instruction.
 #if defined(__AVX512BW__)
-template <class T> constexpr bool permutes = sizeof(T) >= 2;
+template <class T> constexpr bool has_permute = sizeof(T) >= 2;
 #else
-template <class T> constexpr bool permutes = false;
+template <class T> constexpr bool has_permute = false;
 #endif
 
-// The elements of the two together that an index names.
+// Elements of the concatenation of a and b, by index.
 template <class V, class I> inline V permuted(V a, [[maybe_unused]] V b, [[maybe_unused]] I index) {
-  static_assert(!permutes<Element<V>> || sizeof(Element<I>) == sizeof(Element<V>));
+  static_assert(!has_permute<Element<V>> || sizeof(Element<I>) == sizeof(Element<V>));
 #if defined(__AVX512BW__)
   const __m512i x = reinterpret_cast<__m512i>(a), y = reinterpret_cast<__m512i>(b),
                 i = reinterpret_cast<__m512i>(index);
   if constexpr (sizeof(Element<V>) == 2)
     return reinterpret_cast<V>(_mm512_permutex2var_epi16(x, i, y));
+  else if constexpr (std::is_same_v<Element<V>, float>)
+    return reinterpret_cast<V>(
+        _mm512_permutex2var_ps(reinterpret_cast<__m512>(a), i, reinterpret_cast<__m512>(b)));
   else if constexpr (sizeof(Element<V>) == 4)
     return reinterpret_cast<V>(_mm512_permutex2var_epi32(x, i, y));
   else
@@ -449,7 +468,7 @@ template <class V, class I> inline V permuted(V a, [[maybe_unused]] V b, [[maybe
 #endif
 }
 
-// The first element that is set, or as many as there are.
+// The index of the first element set in a mask, or the number of elements if none is.
 template <class V> inline int first_set(V mask) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(V) == 64 && sizeof(Element<V>) == 4) {
@@ -468,11 +487,11 @@ template <class V> inline int first_set(V mask) {
 }
 
 #if defined(__AVX512VL__)
-// A bit for each element of the widest vector.
+// A mask register for the widest vector: one bit per element.
 template <class T> using MaskOf =
     std::conditional_t<sizeof(T) == 1, __mmask64, std::conditional_t<sizeof(T) == 2, __mmask32, __mmask16>>;
 
-// The elements whose bits are set: the others are neither read nor written.
+// Masked load and store: memory of elements whose bits are not set is neither read nor written.
 template <class T, class V> inline V read_where(MaskOf<T> where, const T* p, V rest) {
   if constexpr (sizeof(T) == 1)
     return reinterpret_cast<V>(_mm512_mask_loadu_epi8(reinterpret_cast<__m512i>(rest), where, p));
@@ -503,8 +522,8 @@ inline MaskOf<float> equal_where(MaskOf<float> asked, Floats a, Floats b) {
 inline MaskOf<float> less_where(MaskOf<float> asked, Ints a, Ints b) {
   return _mm512_mask_cmplt_epi32_mask(asked, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b));
 }
-// `to` with the elements of `from` whose bits are set.
-template <class V> inline V replaced(V to, MaskOf<float> where, V from) {
+// Blends two vectors: `from` where bits are set, otherwise `to`.
+template <class V> inline V blended(V to, MaskOf<float> where, V from) {
   if constexpr (std::is_same_v<V, Floats>)
     return _mm512_mask_mov_ps(to, where, from);
   else
@@ -512,29 +531,15 @@ template <class V> inline V replaced(V to, MaskOf<float> where, V from) {
         _mm512_mask_mov_epi32(reinterpret_cast<__m512i>(to), where, reinterpret_cast<__m512i>(from)));
 }
 
-// Elements of an array, by their numbers.
+// Gathers elements of an array by index.
 inline Ints gathered(const std::int32_t* p, Ints from) {
   return reinterpret_cast<Ints>(_mm512_i32gather_epi32(reinterpret_cast<__m512i>(from), p, 4));
 }
 
-// Elements of the two together, by their numbers.
-template <class V> inline V taken(V a, V b, Ints from) {
-#if defined(__clang__)
-  const __m512i numbers = reinterpret_cast<__m512i>(from);
-  if constexpr (std::is_same_v<V, Floats>)
-    return _mm512_permutex2var_ps(a, numbers, b);
-  else
-    return reinterpret_cast<V>(
-        _mm512_permutex2var_epi32(reinterpret_cast<__m512i>(a), numbers, reinterpret_cast<__m512i>(b)));
-#else
-  return __builtin_shuffle(a, b, from);
-#endif
-}
-
-// The same as an addition, in the units that multiply.
-inline Floats multiplied_sum(Floats sum, Floats more) {
+// sum + more as a fused multiply-add, which runs on the multiply units; the bits are the same.
+inline Floats fma_sum(Floats sum, Floats more) {
   Floats one = Floats{} + 1.0f;
-  asm("" : "+v"(one));  // or the compiler adds
+  asm("" : "+v"(one));  // otherwise the compiler emits an addition
   return _mm512_fmadd_ps(more, one, sum);
 }
 
@@ -548,11 +553,7 @@ inline Words larger(Words a, Words b) {
   return reinterpret_cast<Words>(
       _mm512_max_epu16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 }
-inline Words taken(Words a, Words b, Words from) {
-  return reinterpret_cast<Words>(_mm512_permutex2var_epi16(
-      reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(from), reinterpret_cast<__m512i>(b)));
-}
-// As many bytes of the two together, all but the first few, of which there are at most 16.
+// One vector of the concatenation of a and b, from byte By on; By is at most 16.
 template <int By> inline Bytes shifted_bytes(Bytes a, Bytes b) {
   const __m512i m = reinterpret_cast<__m512i>(a),
                 lanes = _mm512_alignr_epi64(reinterpret_cast<__m512i>(b), m, 2);
@@ -561,19 +562,19 @@ template <int By> inline Bytes shifted_bytes(Bytes a, Bytes b) {
   else
     return reinterpret_cast<Bytes>(_mm512_alignr_epi8(lanes, m, By));
 }
-// Bytes of `a` and `b`, by their numbers in each sixteen; the number 0x80 gives none. Together they give all.
-inline Bytes taken_of_sixteen(Bytes a, Bytes from_a, Bytes b, Bytes from_b) {
+// Bytes of `a` and of `b`, by index within each group of sixteen, combined with OR; index 0x80 gives zero.
+inline Bytes shuffled_bytes_of_two(Bytes a, Bytes from_a, Bytes b, Bytes from_b) {
   return reinterpret_cast<Bytes>(
       _mm512_shuffle_epi8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(from_a)) |
       _mm512_shuffle_epi8(reinterpret_cast<__m512i>(b), reinterpret_cast<__m512i>(from_b)));
 }
 
-// Some of the N floats at a place: the others are neither read nor written.
-template <int N> struct Part {
+// Masked load and store of floats [from, to) of N: the others are neither read nor written.
+template <int N> struct MaskedFloats {
   __mmask16 mask;
 
-  Part() = default;
-  Part(int64_t from, int64_t to) {  // those from `from` up to `to`
+  MaskedFloats() = default;
+  MaskedFloats(int64_t from, int64_t to) {
     const auto below = [](int64_t n) { return (1u << (n < 0 ? 0 : n > N ? N : n)) - 1; };
     mask = __mmask16(below(to) & ~below(from));
   }
@@ -599,12 +600,12 @@ template <int N> struct Part {
 
 #endif
 
-// Whether there was a NaN.
-template <int N> struct Met {
+// Records whether any vector passed to `add` contained a NaN.
+template <int N> struct NanCheck {
 #if defined(__AVX512VL__)
   __mmask16 mask = 0;
 
-  void meet(Vec<float, N> a, Vec<float, N> b) {
+  void add(Vec<float, N> a, Vec<float, N> b) {
     if constexpr (N == 16)
       mask = _kor_mask16(mask, _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q));
     else
@@ -614,7 +615,7 @@ template <int N> struct Met {
 #else
   Vec<std::int32_t, N> mask{};
 
-  void meet(Vec<float, N> a, Vec<float, N> b) { mask |= (a != a) | (b != b); }
+  void add(Vec<float, N> a, Vec<float, N> b) { mask |= (a != a) | (b != b); }
   bool any() const { return ndpool::any(mask); }
 #endif
 };

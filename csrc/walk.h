@@ -1,6 +1,6 @@
-// Walking through a problem: which plane, which tile, which rows. Every engine, forward or backward, gets its
-// work as a range of units; a unit is one row of results of one tile of one plane. Planes come outermost and
-// rows innermost, so that a worker meets neighbouring rows one after the other and can keep what they share.
+// Iteration over a problem: its planes, tiles and rows. An engine, forward or backward, gets its work as a range
+// of units; for engines that use Walk, a unit is one row of results of one tile of one plane. Planes are outermost
+// and rows innermost, so that a worker visits adjacent rows in sequence and can reuse what they share.
 #pragma once
 
 #include "convert.h"
@@ -10,18 +10,19 @@
 namespace ndpool {
 namespace {
 
-// A list of (index, tap) pairs along one outer axis, and the row sets made of their product.
+// A list of n (index, tap) pairs along one outer axis.
 struct Taps {
   int64_t *index, *tap, n;
 };
 
+// Allocates arrays from the scratch of a worker, at least 64 bytes apart.
 class Scratch {
 public:
   explicit Scratch(char* at) : at_(at) {}
   template <class T> T* take(int64_t n) {
-    T* got = reinterpret_cast<T*>(at_);
+    T* array = reinterpret_cast<T*>(at_);
     at_ += bytes<T>(n);
-    return got;
+    return array;
   }
   template <class T> static int64_t bytes(int64_t n) { return (n * int64_t(sizeof(T)) + 127) / 64 * 64; }
 
@@ -29,7 +30,7 @@ private:
   char* at_;
 };
 
-// The beginning of plane q of an array.
+// The first element of plane q of an array.
 static inline char* plane_of(const Problem& p, const Array& array, int64_t q) {
   char* data = array.data;
   for (int a = p.n_lead - 1; a >= 0; --a) {
@@ -39,7 +40,8 @@ static inline char* plane_of(const Problem& p, const Array& array, int64_t q) {
   return data;
 }
 
-// Rows are counted over the outputs (forward) or the inputs (backward) of the outer axes.
+// A position among the units of a problem. Rows are counted over the outputs (forward) or the inputs (backward) of
+// the outer axes.
 template <Over over> class Walk {
 public:
   Walk(const Problem& p, int64_t unit) : p_(p), outer_(p.n_axes - 1) {
@@ -61,7 +63,7 @@ public:
     enter_plane();
   }
 
-  // To the next unit; true when it belongs to another tile or plane, so that nothing kept may be reused.
+  // Advances to the next unit; true if it belongs to another tile or plane, where nothing can be reused.
   bool next() {
     for (int a = outer_ - 1; a >= 0; --a) {
       if (++at_[a] < extent(a)) return false;
@@ -79,7 +81,7 @@ public:
     return true;
   }
 
-  // To the first unit beyond the rest of this one's slab: the rows along the last of the outer axes.
+  // Advances to the first unit of the next slab; a slab is the rows along the last of the outer axes.
   void next_slab() {
     at_[outer_ - 1] = extent(outer_ - 1) - 1;
     next();
@@ -91,16 +93,16 @@ public:
   const Axis& last() const { return axes_[outer_]; }
   int64_t tile_begin() const { return tile_ * p_.tile; }
   int64_t tile_end() const {
-    return least((tile_ + 1) * p_.tile, over == Over::outputs ? last().out : last().size);
+    return min((tile_ + 1) * p_.tile, over == Over::outputs ? last().out : last().size);
   }
 
   char* plane(const Array& array) const { return base(array); }
 
-  // The row of an array in this plane at the given outer indices, positions [from, to).
+  // Elements [from, to) of the row of an array at the given outer indices of this plane.
   Row row(const Array& array, const int64_t* outer_index, int64_t from, int64_t to) const {
     char* data = base(array);
     for (int a = 0; a < outer_; ++a) data += outer_index[a] * array.pooled[a];
-    return {data + from * array.pooled[outer_], array.pooled[outer_], array.lane, to - from, p_.lanes};
+    return {data + from * array.pooled[outer_], array.pooled[outer_], array.channel, to - from, p_.channels};
   }
   Row row(const Array& array, int64_t from, int64_t to) const { return row(array, at_, from, to); }
 
@@ -129,25 +131,25 @@ private:
   int outer_;
   int64_t plane_, tile_;
   int64_t at_[max_axes] = {}, lead_[max_lead];
-  char* base_[Problem::n_arrays];  // of this plane
+  char* base_[Problem::n_arrays];  // first elements of this plane
 };
 
-// The rows that one unit needs: the product of the (index, tap) lists of the outer axes, in row-major order.
+// The rows that a unit reads: the product of the (index, tap) lists of the outer axes, in row-major order.
 class RowSet {
 public:
   RowSet(const Problem& p, Scratch& scratch) : n_axes_(p.n_axes - 1) {
     for (int a = 0; a < n_axes_; ++a) {
-      const int64_t n = longest(p.axes[a]);
+      const int64_t n = max_taps(p.axes[a]);
       taps_[a] = {scratch.take<int64_t>(n), scratch.take<int64_t>(n), 0};
     }
   }
   static int64_t bytes(const Problem& p) {
     int64_t sum = 0;
-    for (int a = 0; a + 1 < p.n_axes; ++a) sum += 2 * Scratch::bytes<int64_t>(longest(p.axes[a]));
+    for (int a = 0; a + 1 < p.n_axes; ++a) sum += 2 * Scratch::bytes<int64_t>(max_taps(p.axes[a]));
     return sum;
   }
 
-  // Forward: the inputs of the windows at the walk's outer outputs.
+  // Forward: the inputs in the windows of the walk's outer outputs.
   void windows(const Walk<Over::outputs>& walk) {
     for (int a = 0; a < n_axes_; ++a) {
       const Axis& axis = walk.axis(a);
@@ -161,7 +163,7 @@ public:
     reset();
   }
 
-  // Backward: the outputs whose windows hold the walk's outer inputs, in rising order.
+  // Backward: the outputs whose windows contain the walk's outer inputs, in ascending order.
   void covers(const Walk<Over::inputs>& walk) {
     for (int a = 0; a < n_axes_; ++a) {
       const Axis& axis = walk.axis(a);
@@ -170,7 +172,7 @@ public:
       list.n = 0;
       if (axis.regular()) {
         const Range over = outputs_over(axis, i, 1);
-        for (int64_t o = most(0, over.lo), end = least(axis.out, over.hi); o < end; ++o) {
+        for (int64_t o = max(0, over.lo), end = min(axis.out, over.hi); o < end; ++o) {
           const int64_t distance = i - axis.origin - o * axis.stride;
           if (distance % axis.step == 0) {
             list.index[list.n] = o;
@@ -187,7 +189,7 @@ public:
     reset();
   }
 
-  // The first output of an irregular axis whose window ends after i; ends never fall.
+  // The first output of an irregular axis whose window ends after i, by bisection: ends never decrease.
   static int64_t first_ending_after(const Axis& axis, int64_t i) {
     int64_t lo = 0, hi = axis.out;
     while (lo < hi) {
@@ -202,11 +204,11 @@ public:
 
   int64_t count() const { return count_; }
   const int64_t* index() const { return index_; }
-  // The code of the current row's first tap, given how many taps a nominal window has along each axis.
-  Code code(const Axis* axes) const {
-    int64_t code = 0;
-    for (int a = 0; a < n_axes_; ++a) code = code * axes[a].kernel + taps_[a].tap[at_[a]];
-    return Code(code * axes[n_axes_].kernel);
+  // The offset of the current row's first tap in the nominal window of `axes`.
+  Offset offset(const Axis* axes) const {
+    int64_t offset = 0;
+    for (int a = 0; a < n_axes_; ++a) offset = offset * axes[a].kernel + taps_[a].tap[at_[a]];
+    return Offset(offset * axes[n_axes_].kernel);
   }
 
   void reset() {
@@ -230,9 +232,9 @@ public:
   }
 
 private:
-  // No window has more taps inside, and no input more windows around it, than this.
-  static int64_t longest(const Axis& a) {
-    return a.regular() ? most(1, least(a.kernel, most(a.size, a.out))) : most(a.kernel, a.out);
+  // Upper bound of the taps of a window inside the input, and of the windows that contain an input.
+  static int64_t max_taps(const Axis& a) {
+    return a.regular() ? max(1, min(a.kernel, max(a.size, a.out))) : max(a.kernel, a.out);
   }
 
   int n_axes_;

@@ -61,7 +61,7 @@ extern "C" void pool(const char* reduction, const double* x, const std::uint8_t*
   p.n_axes = 2;
   p.n_lead = 1;
   p.lead_shape[0] = p.planes = planes;
-  p.lanes = channels;
+  p.channels = channels;
   for (int a = 0; a < 2; ++a) {
     Axis& axis = p.axes[a] = single_axis(shape[a + 1]);
     axis.kernel = axis.uncropped = window[0];
@@ -74,7 +74,7 @@ extern "C" void pool(const char* reduction, const double* x, const std::uint8_t*
   const auto packed = [&](const void* data, std::int64_t item, Over over) {
     Array array;
     array.data = static_cast<char*>(const_cast<void*>(data));
-    array.lane = item;
+    array.channel = item;
     array.pooled[1] = item * channels;
     array.pooled[0] = array.pooled[1] * extent(p.axes[1], over);
     array.lead[0] = array.pooled[0] * extent(p.axes[0], over);

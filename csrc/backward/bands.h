@@ -1,6 +1,7 @@
-// What the fast backward engines share. They work slab by slab: the rows along the axis before the last, at one
-// place of the axes before that. Rows are done a vector at a time; what a vector spills over the end of a row is
-// overwritten by the next one.
+// Helpers shared by the backward engines: normalised problems, the outputs that cover an input (Cover), and slabs.
+// An engine works slab by slab: the rows along the axis before the last, at one index of each axis before that. It
+// writes whole vectors; where a vector writes a tail past the end of a row, the next row overwrites it. No kernel
+// is here.
 #pragma once
 
 #include "simd.h"
@@ -9,10 +10,10 @@
 namespace ndpool {
 namespace {
 
-constexpr int64_t band_bytes = 128 * 1024;  // rows at hand: well inside L2
-constexpr int max_slabs = 64;               // of outputs, that one slab of inputs gathers from
+constexpr int64_t band_bytes = 128 * 1024;  // rows in use: well within L2
+constexpr int max_slabs = 64;               // of outputs that one slab of inputs gathers from
 
-// A single pooled axis gets a row axis in front of it: the planes, as windows of one tap.
+// Gives a problem with a single pooled axis a row axis: its planes, as windows of one tap.
 inline void add_row_axis(Problem& p) {
   if (p.n_axes > 1) return;
   const bool planes = p.n_lead > 0 && p.axes[0].table_stride == 0;
@@ -26,7 +27,8 @@ inline void add_row_axis(Problem& p) {
   }
 }
 
-// Planes whose rows of windows follow each other in both arrays, without overlap or gap, are one tall plane.
+// Merges planes into one tall plane where disjoint rows of windows cover them and all arrays are contiguous across
+// planes.
 inline void merge_planes(Problem& p) {
   if (p.n_axes != 2 || p.n_lead == 0) return;
   Axis& a = p.axes[0];
@@ -44,14 +46,14 @@ inline void merge_planes(Problem& p) {
   --p.n_lead;
 }
 
-// One window over a plane without gaps is one over a single axis.
+// Joins the axes of a window that covers a plane without gaps into one axis.
 inline void join_axes(Problem& p) {
   int64_t by = 1, size = 1;
   for (int a = p.n_axes - 1; a >= 0; --a) {
     const Axis& axis = p.axes[a];
     if (axis.table_stride || axis.out != 1 || window(axis, 0).taps != axis.size) return;
     if (p.y.pooled[a] != p.y.pooled[p.n_axes - 1] * size && axis.size > 1) return;
-    by *= most(1, share(axis, 0));
+    by *= max(1, share(axis, 0));
     size *= axis.size;
   }
   if (!p.divisor) p.divisor = by;
@@ -64,20 +66,20 @@ inline void join_axes(Problem& p) {
 
 inline void set_units(Problem& p, int64_t tile) {
   const Axis& last = p.axes[p.n_axes - 1];
-  p.tile = most(1, least(tile, last.size));
+  p.tile = max(1, min(tile, last.size));
   p.tiles = ceil_div(last.size, p.tile);
   p.units = p.planes * p.tiles;
   for (int a = 0; a + 1 < p.n_axes; ++a) p.units *= p.axes[a].size;
 }
 
-// The outputs [lo, hi) whose windows reach over an input; of dilated ones not all hold it. Moves forward.
+// The outputs [lo, hi) whose windows span input i; a dilated window may have no tap there. Moves forward only.
 class Cover {
 public:
   Cover(const Axis& a, int64_t i) : a_(a), i_(i), lo(0), hi(0) {
     if (a.regular()) {
       const Range over = outputs_over(a, i, 1);
-      lo = most(0, least(a.out, over.lo));
-      hi = most(lo, least(a.out, over.hi));
+      lo = max(0, min(a.out, over.lo));
+      hi = max(lo, min(a.out, over.hi));
     } else {
       lo = hi = RowSet::first_ending_after(a, i);
       while (hi < a.out && a.starts[hi] <= i) ++hi;
@@ -88,13 +90,13 @@ public:
     while (lo < a_.out && start(lo) + (a_.regular() ? span_of(a_) : a_.counts[lo]) <= i_) ++lo;
     while (hi < a_.out && start(hi) <= i_) ++hi;
   }
-  // How many inputs from this one on the same windows hold.
-  int64_t alike() const {
+  // The number of inputs from this one on that the same windows cover.
+  int64_t run_length() const {
     if (a_.step != 1) return 1;
     const int64_t ends = lo < hi ? start(lo) + (a_.regular() ? span_of(a_) : a_.counts[lo]) : a_.size;
-    return least(ends, hi < a_.out ? start(hi) : a_.size) - i_;
+    return min(ends, hi < a_.out ? start(hi) : a_.size) - i_;
   }
-  bool holds(int64_t o) const { return a_.step == 1 || (i_ - start(o)) % a_.step == 0; }
+  bool has_tap(int64_t o) const { return a_.step == 1 || (i_ - start(o)) % a_.step == 0; }
   int64_t tap(int64_t o) const { return a_.step == 1 ? i_ - start(o) : (i_ - start(o)) / a_.step; }
 
 private:
@@ -107,41 +109,41 @@ public:
   int64_t lo, hi;
 };
 
-// The most windows that reach over one input.
-inline int64_t most_covers(const Axis& a, int64_t planes) {
-  if (a.regular()) return most(1, least(a.out, (span_of(a) - 1) / a.stride + 1));
+// The most windows that span one input.
+inline int64_t max_covers(const Axis& a, int64_t planes) {
+  if (a.regular()) return max(1, min(a.out, (span_of(a) - 1) / a.stride + 1));
   int64_t n = 1;
   const int64_t tables = a.table_stride ? planes : 1;
   for (int64_t t = 0; t < tables; ++t) {
     const int64_t *starts = a.starts + t * a.table_stride, *counts = a.counts + t * a.table_stride;
     for (int64_t lo = 0, o = 0; o < a.out; ++o) {
       while (lo < o && starts[lo] + counts[lo] <= starts[o]) ++lo;
-      n = most(n, o - lo + 1);
+      n = max(n, o - lo + 1);
     }
   }
   return n;
 }
 
-// The most outputs of an axis that reach n inputs.
-inline int64_t most_outputs(const Axis& a, int64_t n) {
-  return most(1, a.regular() ? least(a.out, (n + span_of(a)) / a.stride + 2) : a.out);
+// The most outputs of an axis whose windows reach n consecutive inputs.
+inline int64_t max_outputs(const Axis& a, int64_t n) {
+  return max(1, a.regular() ? min(a.out, (n + span_of(a)) / a.stride + 2) : a.out);
 }
 
-// Whether the gradients of a plane lie in memory without gaps.
+// Whether the input gradients of each plane are contiguous.
 inline bool packed_planes(const Problem& p) {
   int64_t pitch = size_of(p.y_type);
-  return plane_follows(p, p.y, pitch, Over::inputs);
+  return plane_is_contiguous(p, p.y, pitch, Over::inputs);
 }
 
-// Slabs of outputs around the walk's slab of inputs, in rising order: where they begin (in bytes), the code of their
-// first tap and what their axes contribute to divisors.
+// A slab of outputs that covers the walk's slab of inputs: where its gradients and offsets begin (in bytes), the
+// offset of its first tap along the outer axes, and their share of the divisor. Slabs come in rising order.
 struct Slab {
-  int64_t grad, extra, code, share;
+  int64_t grad, extra, offset, share;
 };
 
-inline int64_t most_slabs(const Problem& p) {
+inline int64_t count_slabs(const Problem& p) {
   int64_t n = 1;
-  for (int a = 0; a + 2 < p.n_axes; ++a) n = least(max_slabs + 1, n * most_covers(p.axes[a], p.planes));
+  for (int a = 0; a + 2 < p.n_axes; ++a) n = min(max_slabs + 1, n * max_covers(p.axes[a], p.planes));
   return n;
 }
 
@@ -151,37 +153,36 @@ inline int slabs_around(const Problem& p, const Walk<Over::inputs>& walk, Slab* 
   for (int a = 0; a + 2 < p.n_axes; ++a) {
     const Axis& axis = walk.axis(a);
     const Cover cover(axis, walk.at(a));
-    Slab made[max_slabs];
+    Slab extended[max_slabs];
     int m = 0;
     for (int k = 0; k < n; ++k)
       for (int64_t o = cover.lo; o < cover.hi; ++o)
-        if (cover.holds(o))
-          made[m++] = {slabs[k].grad + o * p.x.pooled[a], slabs[k].extra + o * p.extra_array.pooled[a],
-                       slabs[k].code * axis.kernel + cover.tap(o), slabs[k].share * share(axis, o)};
-    for (int k = 0; k < m; ++k) slabs[k] = made[k];
+        if (cover.has_tap(o))
+          extended[m++] = {slabs[k].grad + o * p.x.pooled[a], slabs[k].extra + o * p.extra_array.pooled[a],
+                           slabs[k].offset * axis.kernel + cover.tap(o), slabs[k].share * share(axis, o)};
+    for (int k = 0; k < m; ++k) slabs[k] = extended[k];
     n = m;
   }
   return n;
 }
 
-// Whether the rows of the gradient follow each other in memory in the order they are worked on.
-template <class V> bool rows_follow(const Problem& p) {
-  return stored_as<V>(p.y_type) && p.tiles == 1 && follows(p, p.y, sizeof(V), Over::inputs);
+// Whether the rows of the input gradient are contiguous in memory in the order in which they are written.
+template <class V> bool rows_contiguous(const Problem& p) {
+  return stored_as<V>(p.y_type) && p.tiles == 1 && is_contiguous(p, p.y, sizeof(V), Over::inputs);
 }
 
-// How the outputs of a row lie in a padded copy of it, where the inputs of a tile find their windows at fixed
-// distances: those outside the axis are there too, as zeros.
+// Layout of a padded row of output gradients, in which the inputs of a tile find their windows at fixed distances.
+// Outputs outside the axis are zeros.
 struct Columns {
   int64_t first, count;  // outputs
   int64_t real_lo, real_hi;
-  int64_t evens,
-      odds;  // windows around an input at an even and at an odd distance from the origin (stride 2)
-  bool odd;  // the tile begins at an odd distance
+  int64_t evens, odds;  // stride 2: windows that cover an input at an even (odd) distance from the origin
+  bool odd;             // the tile begins at an odd distance
 
-  // Strides above 2 need vectors that are permuted.
-  static constexpr int64_t most_stride = permutes<float> ? 8 : 2;
+  // Strides above 2 need permutations of vectors.
+  static constexpr int64_t max_stride = has_permute<float> ? 8 : 2;
   static bool fixed(const Axis& a) {
-    return a.regular() && (a.stride == 1 || (a.stride <= most_stride && a.step == 1));
+    return a.regular() && (a.stride == 1 || (a.stride <= max_stride && a.step == 1));
   }
 
   Columns(const Axis& a, int64_t i0, int64_t i1)
@@ -197,20 +198,20 @@ struct Columns {
       first = floor_div(i0 - a.origin, a.stride) - (covers - 1);
       count = (i1 - i0) / a.stride + 1 + covers;
     }
-    real_lo = most(first, least(first + count, 0));
-    real_hi = most(real_lo, least(first + count, a.out));
+    real_lo = max(first, min(first + count, 0));
+    real_hi = max(real_lo, min(first + count, a.out));
   }
-  // The most outputs that any tile holds.
-  static int64_t most_of(const Axis& a, int64_t tile) {
+  // The most outputs of a padded row.
+  static int64_t max_of(const Axis& a, int64_t tile) {
     if (!a.regular()) return a.out;
-    if (!fixed(a)) return least(a.out, (tile + (a.kernel - 1) * a.step) / a.stride + 2);
+    if (!fixed(a)) return min(a.out, (tile + (a.kernel - 1) * a.step) / a.stride + 2);
     return a.stride == 1 ? tile + (a.kernel - 1) * a.step
                          : tile / a.stride + 2 + ceil_div(a.kernel, a.stride);
   }
 };
 
-// N small integers as wide ones. Fewer bytes than `read` can hold in a register are widened by interleaving with
-// zeros: the compiler would go through them one by one.
+// N integers widened to To. Fewer than 8 bytes are interleaved with zeros, because the compiler would widen them
+// one at a time.
 template <class To, int N, class From> inline Vec<To, N> widened(const From* p) {
   if constexpr (N * sizeof(From) >= 8) {
     return converted<Vec<To, N>>(read<From, N>(p));
@@ -228,7 +229,7 @@ template <class To, int N, class From> inline Vec<To, N> widened(const From* p) 
   }
 }
 
-// Up to a multiple of a vector's lanes.
+// n rounded up to whole vectors.
 template <class V> constexpr int64_t whole_vectors(int64_t n) {
   return (n + wide<V> - 1) / wide<V> * wide<V>;
 }

@@ -1,4 +1,6 @@
-// The backward of sums and averages over whole planes: each plane is filled with one value, or one for each lane.
+// The backward of sums and averages whose single window covers the whole plane, called from backward/selection.h.
+// It fills each plane with one value, or with one value per channel. Planes with gaps stay out.
+//
 // Without this engine the gradient of global average pooling of 7 x 7 bfloat16 (ResNet) takes 16 times as long.
 #pragma once
 
@@ -7,14 +9,14 @@
 namespace ndpool {
 namespace {
 
-// The values are computed in V.
+// V: compute type.
 template <class V> class Fill {
   static constexpr int64_t tile_bytes = 1 << 17, pattern_bytes = 1 << 9;
 
 public:
   static constexpr const char* engine = "fill";
 
-  static bool serves(const Problem& p) {
+  static bool supports(const Problem& p) {
     if (p.op != Op::sum || p.extra != Extra::none || p.x_type != p.y_type) return false;
     for (int a = 0; a < p.n_axes; ++a) {
       const Axis& axis = p.axes[a];
@@ -25,11 +27,11 @@ public:
 
   // A unit is a part of a plane.
   static void prepare(Problem& p) {
-    const int64_t position = p.lanes * size_of(p.y_type);
-    p.tile = most(1, least(plane_elements(p), ceil_div(tile_bytes, position)));
+    const int64_t group_bytes = p.channels * size_of(p.y_type);
+    p.tile = max(1, min(plane_elements(p), ceil_div(tile_bytes, group_bytes)));
     p.tiles = ceil_div(plane_elements(p), p.tile);
     p.units = p.planes * p.tiles;
-    p.scratch = Scratch::bytes<V>(p.lanes) + Scratch::bytes<char>(repeats(p) * position);
+    p.scratch = Scratch::bytes<V>(p.channels) + Scratch::bytes<char>(repeats(p) * group_bytes);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -39,9 +41,9 @@ public:
   }
 
 private:
-  // How often the pattern that is written repeats the lanes.
+  // The number of times the pattern repeats the channels.
   static int64_t repeats(const Problem& p) {
-    return least(p.tile, ceil_div(pattern_bytes, p.lanes * size_of(p.y_type)));
+    return min(p.tile, ceil_div(pattern_bytes, p.channels * size_of(p.y_type)));
   }
 
   static int64_t divisor(const Problem& p) {
@@ -54,33 +56,33 @@ private:
 
   Fill(const Problem& p, char* memory) : p_(p), quotient_(divisor(p)), load_(loader<V>(p.x_type, false)) {
     Scratch scratch(memory);
-    values_ = scratch.take<V>(p.lanes);
-    pattern_ = scratch.take<char>(repeats(p) * p.lanes * size_of(p.y_type));
+    values_ = scratch.take<V>(p.channels);
+    pattern_ = scratch.take<char>(repeats(p) * p.channels * size_of(p.y_type));
   }
 
   template <class S> void units(int64_t begin, int64_t end) {
-    const int64_t all = plane_elements(p_);
-    const bool even = p_.tiles == 1 && p_.n_lead <= 1;  // the next plane is as far as the one before
+    const int64_t elements = plane_elements(p_);
+    const bool equally_spaced = p_.tiles == 1 && p_.n_lead <= 1;  // planes have a common stride
     char *x = nullptr, *y = nullptr;
     for (int64_t unit = begin; unit < end && !p_.stopped(); ++unit) {
-      if (even && unit > begin) {
+      if (equally_spaced && unit > begin) {
         x += p_.x.lead[0];
         y += p_.y.lead[0];
       } else {
         x = plane_of(p_, p_.x, unit / p_.tiles);
         y = plane_of(p_, p_.y, unit / p_.tiles);
       }
-      const int64_t from = unit % p_.tiles * p_.tile, n = least(p_.tile, all - from);
-      S* to = reinterpret_cast<S*>(y) + from * p_.lanes;
-      if (p_.lanes == 1)
-        one(to, n, store_as<S>(quotient_(load_as<V>(*reinterpret_cast<const S*>(x)))));
+      const int64_t from = unit % p_.tiles * p_.tile, n = min(p_.tile, elements - from);
+      S* to = reinterpret_cast<S*>(y) + from * p_.channels;
+      if (p_.channels == 1)
+        fill_plane(to, n, store_as<S>(quotient_(load_as<V>(*reinterpret_cast<const S*>(x)))));
       else
-        lanes(x, to, n);
+        fill_channels(x, to, n);
     }
   }
 
-  // Vectors overlap at the end; few elements are written by shorter ones.
-  template <class S, int N = vector_bytes / sizeof(S)> static void one(S* to, int64_t n, S value) {
+  // The last vector overlaps the one before it; fewer than N elements take shorter vectors.
+  template <class S, int N = vector_bytes / sizeof(S)> static void fill_plane(S* to, int64_t n, S value) {
     if (n >= N) {
       UnsignedLike<S> bits;
       __builtin_memcpy(&bits, &value, sizeof bits);
@@ -88,18 +90,18 @@ private:
       for (int64_t j = 0; j + N <= n; j += N) write(to + j, v);
       write(to + n - N, v);
     } else if constexpr (N > 1) {
-      one<S, N / 2>(to, n, value);
+      fill_plane<S, N / 2>(to, n, value);
     }
   }
 
-  template <class S> void lanes(char* x, S* to, int64_t n) {
-    load_({x, 0, p_.x.lane, 1, p_.lanes}, values_);
+  template <class S> void fill_channels(char* x, S* to, int64_t n) {
+    load_({x, 0, p_.x.channel, 1, p_.channels}, values_);
     S* pattern = reinterpret_cast<S*>(pattern_);
-    for (int64_t c = 0; c < p_.lanes; ++c) pattern[c] = store_as<S>(quotient_(values_[c]));
-    const int64_t step = least(n, repeats(p_));
-    for (int64_t k = 1; k < step; ++k) copy_exactly(pattern, pattern + k * p_.lanes, p_.lanes);
+    for (int64_t c = 0; c < p_.channels; ++c) pattern[c] = store_as<S>(quotient_(values_[c]));
+    const int64_t step = min(n, repeats(p_));
+    for (int64_t k = 1; k < step; ++k) copy_exactly(pattern, pattern + k * p_.channels, p_.channels);
     for (int64_t i = 0; i < n; i += step)
-      copy_exactly(pattern, to + i * p_.lanes, least(step, n - i) * p_.lanes);
+      copy_exactly(pattern, to + i * p_.channels, min(step, n - i) * p_.channels);
   }
 
   const Problem& p_;

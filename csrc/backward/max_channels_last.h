@@ -1,7 +1,9 @@
-// The backward of max and min where the elements of a leading axis are neighbours (channels last): every input
-// position is a row of channels of its own, gathered from the positions of outputs whose windows contain it, rising.
-// For small windows and many channels: by scattering, gradients of 3 x 3 pooling with stride 2 at (8, 192, 28, 28)
-// (GoogLeNet) take 2.3 times as long, of 2 x 2 pooling at (8, 256, 28, 28) (VGG) 3.9 times.
+// The backward of max and min for channels-last arrays, small windows and many channels, called from
+// backward/selection.h. The channels of each input gather from the outputs whose windows contain it, in rising
+// order. Other windows and layouts go to max_rows.h or scatter.h.
+//
+// By scattering, the gradients of 3 x 3 pooling with stride 2 at (8, 192, 28, 28) (GoogLeNet) take 2.3 times as
+// long, those of 2 x 2 pooling at (8, 256, 28, 28) (VGG) 3.9 times.
 #pragma once
 
 #include "backward/bands.h"
@@ -9,20 +11,21 @@
 namespace ndpool {
 namespace {
 
-// Gradients are stored as S and added up in V.
+// S: storage type of the gradients; V: type of their sums.
 template <class V, class S> class MaxBackwardChannelsLast {
   static constexpr int N = wide<V>;
   using C = UnsignedLike<V>;
   using Offset = std::uint8_t;
-  static constexpr int64_t most_listed = 64;
-  static constexpr int64_t least_lanes = 96, least_far_lanes = 48;  // of gradients in a cache, and in memory
+  static constexpr int64_t max_sources = 64;
+  static constexpr int64_t min_channels = 96, min_far_channels = 48;  // gradients in cache; in memory
 
-  struct Listed {
+  // An output that covers the input: its gradients, its offsets, and the offset of the input in its window.
+  struct Source {
     const S* grad;
-    const Offset* offset;
-    C code;
+    const Offset* offsets;
+    C tap;
   };
-  // Outputs [lo, hi) of the last axis around an input.
+  // The outputs [lo, hi) of the last axis that cover an input.
   struct Column {
     int64_t lo, hi;
   };
@@ -30,27 +33,26 @@ template <class V, class S> class MaxBackwardChannelsLast {
 public:
   static constexpr const char* engine = "max_backward_channels_last";
 
-  static bool serves(const Problem& p) {
+  static bool supports(const Problem& p) {
     const int a = p.n_axes - 1;
     const int64_t item = sizeof(S);
-    return p.extra == Extra::offset8 && p.lanes >= (goes_past_caches(p) ? least_far_lanes : least_lanes) &&
-           pays(p) && stored_as<S>(p.x_type) && p.x_type == p.y_type && p.x.lane == item &&
-           p.y.lane == item && p.extra_array.lane == sizeof(Offset) && p.axes[a].table_stride == 0 &&
-           p.axes[a].step == 1 && most_slabs(p) <= max_slabs &&
-           most_slabs(p) * (a ? most_covers(p.axes[a - 1], p.planes) : 1) *
-                   most_covers(p.axes[a], p.planes) <=
-               most_listed;
+    return p.extra == Extra::offset8 &&
+           p.channels >= (call_exceeds_cache(p) ? min_far_channels : min_channels) && pays(p) &&
+           stored_as<S>(p.x_type) && p.x_type == p.y_type && p.x.channel == item && p.y.channel == item &&
+           p.extra_array.channel == sizeof(Offset) && p.axes[a].table_stride == 0 && p.axes[a].step == 1 &&
+           count_slabs(p) <= max_slabs &&
+           count_slabs(p) * (a ? max_covers(p.axes[a - 1], p.planes) : 1) * max_covers(p.axes[a], p.planes) <=
+               max_sources;
   }
 
-  // Whether gathering from all windows around a position costs less than adding once for each output: cycles for each
-  // input position, measured.
+  // Whether to gather costs less than to scatter: measured cycles per input with all its channels.
   static bool pays(const Problem& p) {
     double outputs = 1, taps = 1;
     for (int a = 0; a < p.n_axes; ++a) {
       outputs *= double(p.axes[a].out) / double(p.axes[a].size);
       taps *= double(p.axes[a].kernel);
     }
-    return 12 + outputs * taps * (6 + 2.5 * double(p.lanes) / N) < 4 * outputs * double(p.lanes);
+    return 12 + outputs * taps * (6 + 2.5 * double(p.channels) / N) < 4 * outputs * double(p.channels);
   }
 
   static void prepare(Problem& p) {
@@ -66,7 +68,7 @@ public:
     Column* columns = reinterpret_cast<Column*>(memory);
     int64_t tile = -1;
     for (int64_t unit = begin; unit < end;) {
-      const int64_t h0 = walk.at(a - 1), h1 = least(rows.size, h0 + end - unit);
+      const int64_t h0 = walk.at(a - 1), h1 = min(rows.size, h0 + end - unit);
       if (walk.tile_begin() != tile) {
         tile = walk.tile_begin();
         Cover cover(walk.last(), tile);
@@ -92,46 +94,46 @@ private:
     const Axis &rows = walk.axis(a - 1), &last = walk.last();
     const char *grads = walk.plane(p.x), *offsets = walk.plane(p.extra_array);
     for (int64_t i = walk.tile_begin(); i < walk.tile_end(); ++i, ++columns, y += p.y.pooled[a]) {
-      Listed list[most_listed];
+      Source sources[max_sources];
       int m = 0;
       for (int k = 0; k < n; ++k)
         for (int64_t o = cover.lo; o < cover.hi; ++o) {
-          if (!cover.holds(o)) continue;
-          const int64_t code = (slabs[k].code * rows.kernel + cover.tap(o)) * last.kernel;
+          if (!cover.has_tap(o)) continue;
+          const int64_t first = (slabs[k].offset * rows.kernel + cover.tap(o)) * last.kernel;
           for (int64_t c = columns->lo; c < columns->hi; ++c)
-            list[m++] = {
+            sources[m++] = {
                 reinterpret_cast<const S*>(grads + slabs[k].grad + o * p.x.pooled[a - 1] + c * p.x.pooled[a]),
                 reinterpret_cast<const Offset*>(offsets + slabs[k].extra + o * p.extra_array.pooled[a - 1] +
                                                 c * p.extra_array.pooled[a]),
-                C(code + i - (last.regular() ? last.origin + c * last.stride : last.starts[c]))};
+                C(first + i - (last.regular() ? last.origin + c * last.stride : last.starts[c]))};
         }
       S* to = reinterpret_cast<S*>(y);
       if (m == 1)
-        gather<1>(list, m, to, p.lanes);
+        gather<1>(sources, m, to, p.channels);
       else if (m == 2)
-        gather<2>(list, m, to, p.lanes);
+        gather<2>(sources, m, to, p.channels);
       else
-        gather<0>(list, m, to, p.lanes);
+        gather<0>(sources, m, to, p.channels);
     }
   }
 
-  template <int Count> static void gather(const Listed* list, int n, S* to, int64_t lanes) {
+  template <int Count> static void gather(const Source* sources, int n, S* to, int64_t channels) {
     if (Count) n = Count;
     const auto block = [&](auto vectors, int64_t c) __attribute__((always_inline)) {
       constexpr int U = decltype(vectors)::value;
       Vec<V, N> sums[U] = {};
       for (int e = 0; e < n; ++e)
         for (int u = 0; u < U; ++u)
-          sums[u] += widened<C, N>(list[e].offset + c + u * N) == list[e].code
-                         ? read_as<V, N>(list[e].grad + c + u * N)
+          sums[u] += widened<C, N>(sources[e].offsets + c + u * N) == sources[e].tap
+                         ? read_as<V, N>(sources[e].grad + c + u * N)
                          : Vec<V, N>{};
       for (int u = 0; u < U; ++u) write_as<N, false, S, V>(to + c + u * N, sums[u]);
     };
     using One = std::integral_constant<int, 1>;
     using Four = std::integral_constant<int, 4>;
     int64_t c = 0;
-    for (; c + 4 * N <= lanes; c += 4 * N) block(Four{}, c);
-    for (; c < lanes; c += N) block(One{}, least(c, lanes - N));  // the last ones may be done twice
+    for (; c + 4 * N <= channels; c += 4 * N) block(Four{}, c);
+    for (; c < channels; c += N) block(One{}, min(c, channels - N));  // the last vector may overlap
   }
 };
 

@@ -1,8 +1,11 @@
-// The backward of maxima and minima for small windows: every input row gathers from the rows of outputs that hold it,
-// in rising order, PyTorch's order to the bit. Along a row the inputs at even and at odd distances from the origin
-// find their windows at fixed places; an output counts where its offset is the input's own place in its window.
-// For windows of 2 and 3 with stride 1 or 2 over rows: the gradients of VGG's 2 x 2 pooling at (8, 256, 56, 56) take 2.2
-// times as long by scattering, those of ResNet's 3 x 3 pooling at (8, 64, 112, 112) twice as long.
+// The backward of max and min for rows of windows of 2 and 3 with stride 1 or 2, called from backward/selection.h.
+// Every input row gathers from the rows of outputs that cover it, in rising order: PyTorch's order to the bit.
+// Along a row, the inputs at even and at odd distances from the origin find their windows at fixed distances; an
+// output contributes where its offset is that of the input in its window. Other windows and channels-last arrays
+// stay out.
+//
+// By scattering, the gradients of VGG's 2 x 2 pooling at (8, 256, 56, 56) take 2.2 times as long, those of
+// ResNet's 3 x 3 pooling at (8, 64, 112, 112) twice as long.
 #pragma once
 
 #include "backward/bands.h"
@@ -10,47 +13,47 @@
 namespace ndpool {
 namespace {
 
-// S is what gradients are stored as, V what they add up in.
+// S: storage type of the gradients; V: type of their sums.
 template <class V, class S> class MaxBackwardRows {
   static constexpr int N = wide<V>;
   using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
   using Cn = Vec<C, N>;
   using Offset = std::uint8_t;
-  static constexpr int most_listed = 16,
-                       margin = 8;  // rows around an input; outputs read beside a row
+  static constexpr int max_sources = 16;  // rows of outputs that cover an input row
+  static constexpr int margin = 8;        // outputs read before and after a row
   static constexpr int64_t widest_tile = 1 << 12;
 
-  // A row of outputs that holds the input row: its gradients and offsets, and the code of its first tap there.
-  struct Listed {
+  // A row of outputs that covers the input row: its gradients and offsets, and the offset of its first tap there.
+  struct Source {
     const S* grad;
-    const Offset* offset;
-    C code;
+    const Offset* offsets;
+    C tap;
   };
 
 public:
   static constexpr const char* engine = "max_backward";
 
-  static bool serves(const Problem& p) {
+  static bool supports(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    if (p.extra != Extra::offset8 || p.lanes > 1 || !last.regular() || last.stride > 2 || last.kernel < 2 ||
-        last.kernel > 3 || (last.kernel - 1) * last.step > margin * last.stride || !stored_as<S>(p.x_type) ||
-        !stored_as<S>(p.y_type))
+    if (p.extra != Extra::offset8 || p.channels > 1 || !last.regular() || last.stride > 2 ||
+        last.kernel < 2 || last.kernel > 3 || (last.kernel - 1) * last.step > margin * last.stride ||
+        !stored_as<S>(p.x_type) || !stored_as<S>(p.y_type))
       return false;
-    // Short rows and windows of several slabs are scattered faster.
-    if (last.size < least_row(last) || most_slabs(p) > 1) return false;
+    // For short rows, and windows that span several slabs, scattering is faster.
+    if (last.size < min_row(last) || count_slabs(p) > 1) return false;
     if (p.n_axes > 2 && last.size < 4 * N) return false;
     int64_t rows = 1;
     if (p.n_axes > 1) {
       const Axis& a = p.axes[p.n_axes - 2];
-      rows = most_covers(a, p.planes);
-      if (a.regular()) rows = least(rows, a.kernel);  // of dilated windows not all hold what they reach over
+      rows = max_covers(a, p.planes);
+      if (a.regular()) rows = min(rows, a.kernel);  // dilated windows span inputs without a tap there
     }
-    return rows <= (last.stride == 1 ? 3 : most_listed);
+    return rows <= (last.stride == 1 ? 3 : max_sources);
   }
 
-  // The shortest rows that are gathered faster than they are scattered.
-  static int64_t least_row(const Axis& last) {
+  // The shortest rows for which gathering is faster than scattering.
+  static int64_t min_row(const Axis& last) {
     if (last.kernel == 2 && last.stride == 2 && last.step == 1) return is_half<S> ? 96 : 10;
     if (sizeof(V) > 4) return INT64_MAX;
     if (is_half<S> || last.step > 1) return 96;
@@ -61,7 +64,7 @@ public:
     merge_planes(p);
     add_row_axis(p);
     set_units(p, widest_tile);
-    char begin;  // only what is taken is of interest
+    char begin;  // never used as memory: only the size counts
     MaxBackwardRows(p, &begin, p.scratch);
   }
 
@@ -71,7 +74,7 @@ public:
     MaxBackwardRows worker(p, memory, unused);
     const int64_t size = p.axes[p.n_axes - 2].size;
     for (int64_t unit = begin; unit < end;) {
-      const int64_t h0 = walk.at(p.n_axes - 2), h1 = least(size, h0 + end - unit);
+      const int64_t h0 = walk.at(p.n_axes - 2), h1 = min(size, h0 + end - unit);
       worker.slab(walk, h0, h1, end - unit);
       unit += h1 - h0;
       if (unit < end) walk.next_slab();
@@ -80,35 +83,36 @@ public:
 
 private:
   MaxBackwardRows(const Problem& p, char* memory, int64_t& bytes)
-      : p_(p), follow_(rows_follow<S>(p)), direct_(follow_ || p.y.pooled[p.n_axes - 1] == sizeof(S)),
-        reads_(p.x.pooled[p.n_axes - 1] == sizeof(S) && p.extra_array.pooled[p.n_axes - 1] == 1),
+      : p_(p), contiguous_(rows_contiguous<S>(p)),
+        direct_(contiguous_ || p.y.pooled[p.n_axes - 1] == sizeof(S)),
+        unit_stride_(p.x.pooled[p.n_axes - 1] == sizeof(S) && p.extra_array.pooled[p.n_axes - 1] == 1),
         readable_grads_(p, p.x, sizeof(S), Over::outputs),
-        readable_offsets_(p, p.extra_array, 1, Over::outputs), held_(p.tile + 2 * margin + 2 * N) {
+        readable_offsets_(p, p.extra_array, 1, Over::outputs), row_elements_(p.tile + 2 * margin + 2 * N) {
     Scratch scratch(memory);
     row_ = scratch.take<S>(p.tile + 2 * N);
-    invalid_ = scratch.take<C>(held_) + margin;
-    grads_ = scratch.take<S>(held_ * most_listed);
-    offsets_ = scratch.take<Offset>(held_ * most_listed);
+    invalid_ = scratch.take<C>(row_elements_) + margin;
+    grads_ = scratch.take<S>(row_elements_ * max_sources);
+    offsets_ = scratch.take<Offset>(row_elements_ * max_sources);
     bytes = scratch.take<char>(0) - memory;
   }
 
   void enter_tile(const Axis& last, int64_t i0, int64_t i1) {
     tile_ = i0;
     width_ = i1 - i0;
-    shift_ = (i0 - last.origin) & 1;
-    // The output of which the tile's first input is at the last tap but (kernel - stride)
+    odd_ = (i0 - last.origin) & 1;
+    // The output whose window begins at the tile's first input or, with stride 2, perhaps one input before it.
     first_ = last.stride == 2 ? floor_div(i0 - last.origin, 2) : i0 - last.origin;
     out_ = last.out;
-    in_vectors(held_, [this](int64_t k) {
+    in_vectors(row_elements_, [this](int64_t k) {
       const int64_t j = k - margin;
       invalid_[j] = first_ + j >= 0 && first_ + j < out_ ? C(0) : ~C(0);
     });
     step_ = last.step;
-    whole_ = last.kernel == 2 && last.stride == 2 && step_ == 1 && !shift_ && first_ >= 0 &&
-             2 * (out_ - first_) >= width_;
+    all_inside_ = last.kernel == 2 && last.stride == 2 && step_ == 1 && !odd_ && first_ >= 0 &&
+                  2 * (out_ - first_) >= width_;
   }
 
-  // Input rows [h0, h1) of the walk's slab; `left` rows from the first of them on are this worker's to write.
+  // Input rows [h0, h1) of the walk's slab; from h0 on, this worker writes `left` rows.
   void slab(const Walk<Over::inputs>& walk, int64_t h0, int64_t h1, int64_t left) {
     const Axis &rows = walk.axis(p_.n_axes - 2), &last = walk.last();
     if (walk.tile_begin() != tile_) enter_tile(last, walk.tile_begin(), walk.tile_end());
@@ -117,15 +121,14 @@ private:
     const int64_t y_pitch = p_.y.pooled[p_.n_axes - 2];
     char* y = walk.plane(p_.y) + tile_ * p_.y.pooled[p_.n_axes - 1];
     for (int a = 0; a + 1 < p_.n_axes; ++a) y += (a + 2 == p_.n_axes ? h0 : walk.at(a)) * p_.y.pooled[a];
-    const Place at{walk, slabs, n, h0, y, left};
-    int64_t lo = h0,
-            hi = h0;  // rows [lo, hi) lie inside the plane and the arrays: the strip
+    const SlabRows at{walk, slabs, n, h0, y, left};
+    int64_t lo = h0, hi = h0;  // rows [lo, hi) are the strip, which needs no checks at the edges
     const int64_t stride = last.stride, above = (rows.kernel - 1) / stride;
-    if (n == 1 && follow_ && reads_ && rows.regular() && rows.step == 1 && step_ == 1 &&
+    if (n == 1 && contiguous_ && unit_stride_ && rows.regular() && rows.step == 1 && step_ == 1 &&
         rows.stride == stride && rows.kernel == last.kernel && (stride == 2 || last.kernel == 3)) {
-      const int64_t spilled = 1 + (width_ + 2 * N - 1) / width_;
-      int64_t qa = most(above, ceil_div(h0 - rows.origin, stride)),
-              qb = least(rows.out, floor_div(least(h1, h0 + left - spilled) - rows.origin, stride));
+      const int64_t tail_rows = 1 + (width_ + 2 * N - 1) / width_;
+      int64_t qa = max(above, ceil_div(h0 - rows.origin, stride)),
+              qb = min(rows.out, floor_div(min(h1, h0 + left - tail_rows) - rows.origin, stride));
       while (qa < qb && !readable(grad_at(walk, slabs[0], qa - above), offset_at(walk, slabs[0], qa - above)))
         ++qa;
       while (qa < qb && !readable(grad_at(walk, slabs[0], qb - 1), offset_at(walk, slabs[0], qb - 1))) --qb;
@@ -137,60 +140,61 @@ private:
                           p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(S)),
                           p_.extra_array.pooled[p_.n_axes - 2],
                           qb - qa,
-                          C(slabs[0].code * rows.kernel * last.kernel),
+                          C(slabs[0].offset * rows.kernel * last.kernel),
                           reinterpret_cast<S*>(y + (lo - h0) * y_pitch)};
-        one_by_one(at, h0, lo);
+        row_by_row(at, h0, lo);
         if (stride == 1)
           run_strip<1, 3, 1>(strip);
         else
-          whole_                       ? run_strip<2, 2, 0>(strip)
-          : last.kernel == 2 && shift_ ? run_strip<2, 2, 2>(strip)
-          : last.kernel == 2           ? run_strip<2, 2, 1>(strip)
-          : shift_                     ? run_strip<2, 3, 2>(strip)
-                                       : run_strip<2, 3, 1>(strip);
+          all_inside_                ? run_strip<2, 2, 0>(strip)
+          : last.kernel == 2 && odd_ ? run_strip<2, 2, 2>(strip)
+          : last.kernel == 2         ? run_strip<2, 2, 1>(strip)
+          : odd_                     ? run_strip<2, 3, 2>(strip)
+                                     : run_strip<2, 3, 1>(strip);
       }
     }
-    one_by_one(at, hi, h1);
+    row_by_row(at, hi, h1);
   }
 
-  // Input rows inside a plane: `stride` of them for each row of outputs, gathering from it and from those above.
+  // Interior input rows: `stride` of them for each row of outputs; they gather from that row and those above it.
   struct Strip {
     const S* grad;
-    const Offset* offset;
+    const Offset* offsets;
     int64_t grad_pitch, offset_pitch, count;
-    C code;
+    C first;
     S* y;
   };
 
   template <int Stride, int Kernel, int Mode> __attribute__((noinline)) void run_strip(const Strip& s) const {
     const S* grad = s.grad;
-    const Offset* offset = s.offset;
+    const Offset* offsets = s.offsets;
     const int64_t width = width_;
     S* y = s.y;
-    // The row at distance `residue` from row q of the outputs: that row and those above which still hold it.
+    // The input row whose tap in row q of the outputs is `residue`; it gathers from that row and those above that
+    // cover it.
     const auto do_row = [&](auto residue) __attribute__((always_inline)) {
       constexpr int first_tap = decltype(residue)::value, count = (Kernel - 1 - first_tap) / Stride + 1;
-      Listed list[count];
+      Source sources[count];
       for (int e = 0; e < count; ++e) {
         const int up = count - 1 - e;
-        list[e] = {grad - up * s.grad_pitch, offset - up * s.offset_pitch,
-                   C(s.code + C((first_tap + up * Stride) * Kernel))};
+        sources[e] = {grad - up * s.grad_pitch, offsets - up * s.offset_pitch,
+                      C(s.first + C((first_tap + up * Stride) * Kernel))};
       }
       for (int64_t j = 0; Stride * j < width; j += N) {
         Vn first, second;
-        block<Stride, Kernel, Mode, count>(list, 0, j, first, second);
-        put<Stride>(y + Stride * j, first, second, width - Stride * j);
+        block<Stride, Kernel, Mode, count>(sources, 0, j, first, second);
+        store<Stride>(y + Stride * j, first, second, width - Stride * j);
       }
       y += width;
     };
-    for (int64_t q = 0; q < s.count; ++q, grad += s.grad_pitch, offset += s.offset_pitch) {
+    for (int64_t q = 0; q < s.count; ++q, grad += s.grad_pitch, offsets += s.offset_pitch) {
       do_row(std::integral_constant<int, 0>{});
       if constexpr (Stride == 2) do_row(std::integral_constant<int, 1>{});
     }
   }
 
-  // Where a slab of inputs is, and what it gathers from.
-  struct Place {
+  // A slab of inputs from row h0 on, and the slabs of outputs that it gathers from.
+  struct SlabRows {
     const Walk<Over::inputs>& walk;
     const Slab* slabs;
     int n;
@@ -199,46 +203,47 @@ private:
     int64_t left;
   };
 
-  // Input rows [from, to) of a slab, each for itself.
-  void one_by_one(const Place& s, int64_t from, int64_t to) const {
+  // Input rows [from, to) of a slab, one at a time.
+  void row_by_row(const SlabRows& s, int64_t from, int64_t to) const {
     if (from >= to) return;
     const Axis &rows = s.walk.axis(p_.n_axes - 2), &last = s.walk.last();
     Cover cover(rows, from);
     char* y = s.y + (from - s.h0) * p_.y.pooled[p_.n_axes - 2];
     int64_t left = s.left - (from - s.h0);
     for (int64_t h = from; h < to; ++h, cover.next(), --left, y += p_.y.pooled[p_.n_axes - 2]) {
-      Listed list[most_listed];
+      Source sources[max_sources];
       int m = 0;
       for (int k = 0; k < s.n; ++k) {
         const auto add = [&](int64_t o, int64_t tap) {
-          list[m] = listed(s.walk, s.slabs[k], o, m);
-          list[m++].code = C((s.slabs[k].code * rows.kernel + tap) * last.kernel);
+          sources[m] = source(s.walk, s.slabs[k], o, m);
+          sources[m++].tap = C((s.slabs[k].offset * rows.kernel + tap) * last.kernel);
         };
         if (!rows.regular() || rows.stride > 2) {
           for (int64_t o = cover.lo; o < cover.hi; ++o)
-            if (cover.holds(o)) add(o, cover.tap(o));
+            if (cover.has_tap(o)) add(o, cover.tap(o));
           continue;
         }
-        for (int64_t t = rows.kernel - 1; t >= 0; --t) {  // without divisions
-          const int64_t away = h - rows.origin - t * rows.step, o = away >> (rows.stride - 1);
-          if (o >= 0 && o < rows.out && o << (rows.stride - 1) == away) add(o, t);
+        for (int64_t t = rows.kernel - 1; t >= 0; --t) {  // avoids divisions
+          const int64_t distance = h - rows.origin - t * rows.step, o = distance >> (rows.stride - 1);
+          if (o >= 0 && o < rows.out && o << (rows.stride - 1) == distance) add(o, t);
         }
       }
       if (step_ != 1) {
         if (last.stride == 1)
-          last.kernel == 2 ? row_of<1, 2, 3, 0>(list, m, y, left) : row_of<1, 3, 3, 0>(list, m, y, left);
+          last.kernel == 2 ? row_of<1, 2, 3, 0>(sources, m, y, left)
+                           : row_of<1, 3, 3, 0>(sources, m, y, left);
         else if (last.kernel == 2)
-          shift_ ? row_of<2, 2, 4, 0>(list, m, y, left) : row_of<2, 2, 3, 0>(list, m, y, left);
+          odd_ ? row_of<2, 2, 4, 0>(sources, m, y, left) : row_of<2, 2, 3, 0>(sources, m, y, left);
         else
-          shift_ ? row_of<2, 3, 4, 0>(list, m, y, left) : row_of<2, 3, 3, 0>(list, m, y, left);
+          odd_ ? row_of<2, 3, 4, 0>(sources, m, y, left) : row_of<2, 3, 3, 0>(sources, m, y, left);
       } else if (last.stride == 1)
-        last.kernel == 2 ? row<1, 2, 1>(list, m, y, left) : row<1, 3, 1>(list, m, y, left);
+        last.kernel == 2 ? row<1, 2, 1>(sources, m, y, left) : row<1, 3, 1>(sources, m, y, left);
       else if (last.kernel == 2)
-        whole_   ? row<2, 2, 0>(list, m, y, left)
-        : shift_ ? row<2, 2, 2>(list, m, y, left)
-                 : row<2, 2, 1>(list, m, y, left);
+        all_inside_ ? row<2, 2, 0>(sources, m, y, left)
+        : odd_      ? row<2, 2, 2>(sources, m, y, left)
+                    : row<2, 2, 1>(sources, m, y, left);
       else
-        shift_ ? row<2, 3, 2>(list, m, y, left) : row<2, 3, 1>(list, m, y, left);
+        odd_ ? row<2, 3, 2>(sources, m, y, left) : row<2, 3, 1>(sources, m, y, left);
     }
   }
 
@@ -253,19 +258,19 @@ private:
   }
   bool readable(const char* grad, const char* offset) const {
     const int64_t reach = margin + width_ + 2 * N;
-    return readable_offsets_.holds(offset - margin, reach) &&
-           readable_grads_.holds(reinterpret_cast<const S*>(grad) - margin, reach);
+    return readable_offsets_.contains(offset - margin, reach) &&
+           readable_grads_.contains(reinterpret_cast<const S*>(grad) - margin, reach);
   }
 
-  // A row of outputs that may be read a whole vector at a time, margins and all: a copy where it lies otherwise.
-  Listed listed(const Walk<Over::inputs>& walk, const Slab& slab, int64_t o, int m) const {
-    const int64_t a = p_.n_axes - 1, lo = most(0, first_ - margin),
-                  hi = least(out_, first_ + held_ - 2 * margin - N);
+  // A row of outputs that vectors may read with its margins: in place, or a copy.
+  Source source(const Walk<Over::inputs>& walk, const Slab& slab, int64_t o, int m) const {
+    const int64_t a = p_.n_axes - 1, lo = max(0, first_ - margin),
+                  hi = min(out_, first_ + row_elements_ - 2 * margin - N);
     const char *grad = grad_at(walk, slab, o), *offset = offset_at(walk, slab, o);
-    if (reads_ && readable(grad, offset))
+    if (unit_stride_ && readable(grad, offset))
       return {reinterpret_cast<const S*>(grad), reinterpret_cast<const Offset*>(offset), 0};
-    S* grads = grads_ + m * held_ + margin;
-    Offset* offsets = offsets_ + m * held_ + margin;
+    S* grads = grads_ + m * row_elements_ + margin;
+    Offset* offsets = offsets_ + m * row_elements_ + margin;
     for (int64_t j = lo - first_; j < hi - first_; ++j) {
       grads[j] = *reinterpret_cast<const S*>(grad + j * p_.x.pooled[a]);
       offsets[j] = Offset(offset[j * p_.extra_array.pooled[a]]);
@@ -273,38 +278,38 @@ private:
     return {grads, offsets, 0};
   }
 
-  // One input row. Mode 0: every output read is one of the row; 1, 2: some may not be, and the first input is at an
-  // even (an odd) distance from the origin; 3, 4: the same for dilated windows.
+  // One input row. Mode 0: every output read belongs to the row; 1, 2: some may not, and the first input is at an
+  // even (odd) distance from the origin; 3, 4: the same for dilated windows.
   template <int Stride, int Kernel, int Mode>
-  void row(const Listed* list, int n, char* y, int64_t left) const {
+  void row(const Source* sources, int n, char* y, int64_t left) const {
     if (n == 1)
-      row_of<Stride, Kernel, Mode, 1>(list, n, y, left);
+      row_of<Stride, Kernel, Mode, 1>(sources, n, y, left);
     else if (n == 2 && Kernel > 2)
-      row_of<Stride, Kernel, Mode, 2>(list, n, y, left);
+      row_of<Stride, Kernel, Mode, 2>(sources, n, y, left);
     else
-      row_of<Stride, Kernel, Mode, 0>(list, n, y, left);
+      row_of<Stride, Kernel, Mode, 0>(sources, n, y, left);
   }
 
-  // What N inputs, or N pairs of them, gather from the outputs beginning at j.
+  // Gathers N inputs, or N pairs of inputs, from the outputs at j.
   template <int Stride, int Kernel, int Mode, int Count> __attribute__((always_inline)) inline void
-  block(const Listed* list, int n, int64_t j, Vn& first, Vn& second) const {
+  block(const Source* sources, int n, int64_t j, Vn& first, Vn& second) const {
     first = second = Vn{};
     for (int e = 0; e < (Count ? Count : n); ++e) {
       const auto take = [&](int64_t at, int tap, Vn& sum) __attribute__((always_inline)) {
-        Cn codes = widened<C, N>(list[e].offset + at);
-        if constexpr (Mode) codes |= read<C, N>(invalid_ + at);
-        sum += codes == C(list[e].code + C(tap)) ? read_as<V, N>(list[e].grad + at) : Vn{};
+        Cn offsets = widened<C, N>(sources[e].offsets + at);
+        if constexpr (Mode) offsets |= read<C, N>(invalid_ + at);
+        sum += offsets == C(sources[e].tap + C(tap)) ? read_as<V, N>(sources[e].grad + at) : Vn{};
       };
-      constexpr int even = Mode == 2 || Mode == 4;  // where the even ones stand
+      constexpr int even = Mode == 2 || Mode == 4;  // shift of the outputs of inputs at even distances
       Vn &evens = even ? second : first, &odds = even ? first : second;
       if constexpr (Stride == 1) {
         for (int t = Kernel - 1; t >= 0; --t) take(j - t * (Mode == 3 ? step_ : 1), t, first);
       } else if constexpr (Mode > 2) {
         for (int t = Kernel - 1; t >= 0; --t)
-          if (const int64_t away = t * step_; away & 1)
-            take(j - away / 2, t, odds);
+          if (const int64_t distance = t * step_; distance & 1)
+            take(j - distance / 2, t, odds);
           else
-            take(j + even - away / 2, t, evens);
+            take(j + even - distance / 2, t, evens);
       } else {
         if constexpr (Kernel == 3) take(j + even - 1, 2, evens);
         take(j + even, 0, evens);
@@ -313,26 +318,26 @@ private:
     }
   }
 
-  template <int Stride, int Kernel, int Mode, int Count>
-  __attribute__((always_inline)) inline void row_of(const Listed* list, int n, char* y, int64_t left) const {
+  template <int Stride, int Kernel, int Mode, int Count> __attribute__((always_inline)) inline void
+  row_of(const Source* sources, int n, char* y, int64_t left) const {
     const int64_t width = width_;
-    // Straight to the gradient, but for the last vectors of a row that may not spill over its end.
-    const bool spills = follow_ && left * width >= width + 2 * N;
-    const int64_t straight = spills ? width : direct_ ? width / (Stride * N) * (Stride * N) : 0;
+    // Writes to the gradient, or to row_ where the last vectors of a row must not write its tail.
+    const bool writes_tail = contiguous_ && left * width >= width + 2 * N;
+    const int64_t direct = writes_tail ? width : direct_ ? width / (Stride * N) * (Stride * N) : 0;
     S* const dst = reinterpret_cast<S*>(y);
     for (int64_t j = 0; Stride * j < width; j += N) {
-      S* const to = (Stride * j < straight ? dst : row_) + Stride * j;
+      S* const to = (Stride * j < direct ? dst : row_) + Stride * j;
       Vn first, second;
-      block<Stride, Kernel, Mode, Count>(list, n, j, first, second);
-      put<Stride>(to, first, second, width - Stride * j);
+      block<Stride, Kernel, Mode, Count>(sources, n, j, first, second);
+      store<Stride>(to, first, second, width - Stride * j);
     }
-    const int64_t apart = p_.y.pooled[p_.n_axes - 1];
-    for (int64_t j = straight; j < width; ++j) *reinterpret_cast<S*>(y + j * apart) = row_[j];
+    const int64_t stride = p_.y.pooled[p_.n_axes - 1];
+    for (int64_t j = direct; j < width; ++j) *reinterpret_cast<S*>(y + j * stride) = row_[j];
   }
 
-  // N inputs, or N pairs of them, of `left` that the row still has.
+  // Stores N inputs, or N pairs of inputs; `left` inputs of the row remain.
   template <int Stride>
-  __attribute__((always_inline)) static inline void put(S* to, Vn first, Vn second, int64_t left) {
+  __attribute__((always_inline)) static inline void store(S* to, Vn first, Vn second, int64_t left) {
     if constexpr (Stride == 1) {
       write_as<N, false, S, V>(to, first);
     } else {
@@ -342,9 +347,9 @@ private:
   }
 
   const Problem& p_;
-  bool follow_, direct_, reads_, shift_ = false, whole_ = false;
+  bool contiguous_, direct_, unit_stride_, odd_ = false, all_inside_ = false;
   const Readable readable_grads_, readable_offsets_;
-  int64_t held_, width_ = 0, tile_ = -1, first_ = 0, out_ = 0, step_ = 1;
+  int64_t row_elements_, width_ = 0, tile_ = -1, first_ = 0, out_ = 0, step_ = 1;
   S *row_, *grads_;
   C* invalid_;
   Offset* offsets_;

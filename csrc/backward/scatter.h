@@ -1,9 +1,11 @@
-// The backward of max and min for any window, by scattering: each output adds its gradient to the input that its offset
-// stands for, so that the cost is one addition per output, whatever the window. Outputs come in rising order, so each input
-// adds up in PyTorch's order to the bit.
-// The input's gradient is made box by box. A box is a range of a plane, or of several planes, without gaps: one comparison
-// tells whether an output adds there, and nothing is ever added outside. Sums are made in place, or in scratch where they
-// are rounded or have gaps. Where windows share no input, gradients are written as they are.
+// The backward of max and min for any window, by scattering; called from backward/selection.h. Each output adds
+// its gradient to the input at its offset, so that the cost is one addition per output, whatever the window.
+// Outputs come in rising order, so that each input adds up in PyTorch's order to the bit.
+//
+// The engine computes the input gradient box by box. A box is a contiguous range of a plane, or of several planes:
+// a single comparison decides whether an output adds to it, and no write can leave it. The engine adds in place,
+// or in scratch where the sums must be rounded or the result has gaps. Where windows are disjoint, it copies
+// gradients.
 #pragma once
 
 #include "backward/bands.h"
@@ -11,18 +13,18 @@
 namespace ndpool {
 namespace {
 
-// Gradients add up in V.
+// V: type of the sums.
 template <class V> class Scatter {
-  using Place = std::int32_t;
-  static constexpr int L = wide<Place>;
-  using Places = Vec<Place, L>;
-  static constexpr Place nowhere = 1 << 30;
-  static constexpr int64_t far_away = int64_t(1) << 60;
-  // Bytes of a box: what L2 holds, and the least that is worth a thread.
-  static constexpr int64_t far = 256 * 1024, least_box = 8 * 1024;
-  static constexpr int64_t few_units = 8, most_columns = 1 << 11, most_rows = 1 << 12;
+  using Index = std::int32_t;
+  static constexpr int L = wide<Index>;
+  using Indices = Vec<Index, L>;
+  static constexpr Index nowhere = 1 << 30;
+  static constexpr int64_t far_nowhere = int64_t(1) << 60;
+  // Bytes of a box: within L2; the smallest that is worth a thread.
+  static constexpr int64_t box_bytes = 256 * 1024, min_box_bytes = 8 * 1024;
+  static constexpr int64_t min_units = 8, max_columns = 1 << 11, max_rows = 1 << 12;
   static constexpr int64_t largest_table = 1 << 12;  // taps
-  static constexpr int64_t sparse = 16;              // elements for each output
+  static constexpr int64_t sparse = 16;              // elements per output
 
 public:
   static constexpr const char* engine = "max_backward_scatter";
@@ -33,25 +35,25 @@ public:
     p.tile = b.tile;
     p.tiles = b.count;
     p.units = p.planes * b.count;
-    char begin;  // only what is taken is of interest
+    char begin;  // never used as memory: only the size counts
     Scratch scratch(&begin);
     Scatter(p, scratch);
     p.scratch = scratch.take<char>(0) - &begin;
   }
 
-  // A unit is a box of a plane; planes follow each other, then boxes.
+  // A unit is a box of a plane. Planes vary fastest.
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
-    Scatter work(p, scratch);
-    work.fill_table();
+    Scatter worker(p, scratch);
+    worker.fill_table();
     for (int64_t unit = begin; unit < end && !p.stopped(); ++unit) {
-      work.enter(unit / p.planes, unit % p.planes);
-      work.box(unit % p.planes);
+      worker.enter(unit / p.planes, unit % p.planes);
+      worker.box(unit % p.planes);
     }
   }
 
 private:
-  // Planes as windows of one tap along an axis in front, so that a box may contain many small ones.
+  // Turns planes into a leading axis with windows of one tap, so that a box may contain many small planes.
   static void fold_planes(Problem& p) {
     if (p.n_lead == 0 || p.n_axes == max_axes) return;
     for (int a = 0; a < p.n_axes; ++a)
@@ -67,18 +69,19 @@ private:
     ++p.n_axes;
   }
 
-  // Inputs of a box: one index of the axes before `split`, `tile` of them along it, all behind it.
+  // The inputs of a box: one index of each axis before `split`, `tile` indices along `split`, all of the axes
+  // after it.
   struct Boxes {
     int split;
     int64_t tile, count, elements;
-    bool shared = false;  // some inputs belong to several windows
-    bool packed, direct;  // results have no gaps; sums are made in place
+    bool shared = false;  // windows overlap
+    bool packed, direct;  // results have no gaps; sums are computed in place
 
     explicit Boxes(const Problem& p) : split(p.n_axes - 1), packed(packed_planes(p)) {
-      for (int a = 0; a < p.n_axes; ++a) shared |= most_covers(p.axes[a], p.planes) > 1;
+      for (int a = 0; a < p.n_axes; ++a) shared |= max_covers(p.axes[a], p.planes) > 1;
       direct = packed && (stored_as<V>(p.y_type) || !shared);
-      const int64_t item = direct ? size_of(p.y_type) : int64_t(sizeof(V)), limit = far / item;
-      int64_t inner = p.lanes, outer = p.planes, outputs = p.lanes;
+      const int64_t item = direct ? size_of(p.y_type) : int64_t(sizeof(V)), limit = box_bytes / item;
+      int64_t inner = p.channels, outer = p.planes, outputs = p.channels;
       while (split > 0 && inner * p.axes[split].size <= limit) {
         outputs *= p.axes[split].out;
         inner *= p.axes[split--].size;
@@ -86,20 +89,21 @@ private:
       for (int a = 0; a < split; ++a) outer *= p.axes[a].size;
       const Axis& axis = p.axes[split];
       const int64_t span = axis.regular() ? span_of(axis) : axis.kernel;
-      // Not much less than a window, so that few outputs reach several boxes; of whole planes, all outputs at once.
-      tile = most(limit / inner, least(4 * span, 4 * limit / inner));
-      if (axis.kernel == 1 && outputs <= most_columns) tile = least(tile, most_columns / most(1, outputs));
-      tile = most(1, least(axis.size, tile));
-      while (tile > 2 * span && tile * inner * item > least_box &&
-             outer * ceil_div(axis.size, tile) < few_units)
+      // Not much shorter than a window, so that few outputs reach several boxes; whole planes have all outputs in
+      // one row.
+      tile = max(limit / inner, min(4 * span, 4 * limit / inner));
+      if (axis.kernel == 1 && outputs <= max_columns) tile = min(tile, max_columns / max(1, outputs));
+      tile = max(1, min(axis.size, tile));
+      while (tile > 2 * span && tile * inner * item > min_box_bytes &&
+             outer * ceil_div(axis.size, tile) < min_units)
         tile = (tile + 1) / 2;
       count = outer / p.planes * ceil_div(axis.size, tile);
       elements = tile * inner;
     }
   };
 
-  // A row of outputs: where it begins in both arrays, in bytes, and where its first taps begin in the box; they may lie
-  // outside.
+  // A row of outputs: where it begins in both arrays, in bytes, and the index of its first tap relative to the
+  // box, which may lie outside.
   struct OutputRow {
     int64_t grad, offset, at;
   };
@@ -107,41 +111,42 @@ private:
   Scatter(const Problem& p, Scratch& scratch)
       : p_(p), boxes_(p), last_(p.n_axes - 1), load_(loader<V>(p.x_type, false)),
         store_(storer<V>(p.y_type, false)), item_(size_of(p.x_type)) {
-    double taps = 1, outputs = double(p.planes) * double(p.lanes);
-    int64_t rows = 1, columns = 1, row = 1, pitch = p.lanes, reach = 0;
+    double taps = 1, outputs = double(p.planes) * double(p.channels);
+    int64_t rows = 1, columns = 1, row = 1, pitch = p.channels, reach = 0;
     for (int a = last_; a >= 0; --a) {
       axes_[a] = p.axes[a];
       tables_ |= axes_[a].table_stride != 0;
       taps *= double(axes_[a].kernel);
       outputs *= double(axes_[a].out);
-      if (a < last_) rows = least(most_rows, rows * most(1, axes_[a].out));
-      columns = least(most_columns, columns * most(1, axes_[a].out));
-      if (a == last_) row = most_outputs(axes_[a], boxes_.split == a ? boxes_.tile : axes_[a].size);
+      if (a < last_) rows = min(max_rows, rows * max(1, axes_[a].out));
+      columns = min(max_columns, columns * max(1, axes_[a].out));
+      if (a == last_) row = max_outputs(axes_[a], boxes_.split == a ? boxes_.tile : axes_[a].size);
       pitch_[a] = pitch;
       pitch *= axes_[a].size;
       reach += (axes_[a].kernel - 1) * axes_[a].step * pitch_[a];
     }
-    rows_room_ = rows;
-    room_ = most(row, least(most_columns / p.lanes, columns)) * p.lanes;
-    // A table of all taps, if they are so few that it is faster than divisions.
-    if (taps <= double(largest_table) && taps <= 256 + outputs && reach < nowhere / 2) codes_ = int64_t(taps);
-    rows_ = scratch.take<OutputRow>(rows_room_);
-    columns_ = scratch.take<Place>(codes_ ? room_ : 0);
-    far_columns_ = scratch.take<int64_t>(codes_ ? 0 : room_);
-    table_ = scratch.take<Place>(most(codes_ + 1, 2 * L));
-    places_ = scratch.take<Place>(room_ + L);
-    grads_ = scratch.take<V>(room_);
-    offsets_ = scratch.take<std::uint32_t>(room_);
+    row_capacity_ = rows;
+    capacity_ = max(row, min(max_columns / p.channels, columns)) * p.channels;
+    // A table of all taps, unless there are so many that divisions are faster.
+    if (taps <= double(largest_table) && taps <= 256 + outputs && reach < nowhere / 2)
+      table_taps_ = int64_t(taps);
+    rows_ = scratch.take<OutputRow>(row_capacity_);
+    columns_ = scratch.take<Index>(table_taps_ ? capacity_ : 0);
+    wide_columns_ = scratch.take<int64_t>(table_taps_ ? 0 : capacity_);
+    table_ = scratch.take<Index>(max(table_taps_ + 1, 2 * L));
+    indices_ = scratch.take<Index>(capacity_ + L);
+    grads_ = scratch.take<V>(capacity_);
+    offsets_ = scratch.take<std::uint32_t>(capacity_);
     sums_ = scratch.take<V>(boxes_.direct ? 0 : boxes_.elements);
   }
 
-  // How far each tap of a window stands from its first one.
+  // The distance of each tap of a window from the first one.
   void fill_table() {
-    if (codes_ == 0) return;
+    if (table_taps_ == 0) return;
     int64_t tap[max_axes] = {}, at = 0;
-    for (int64_t code = codes_; code < most(codes_ + 1, 2 * L); ++code) table_[code] = nowhere;
-    for (int64_t code = 0; code < codes_; ++code) {
-      table_[code] = Place(at);
+    for (int64_t t = table_taps_; t < max(table_taps_ + 1, 2 * L); ++t) table_[t] = nowhere;
+    for (int64_t t = 0; t < table_taps_; ++t) {
+      table_[t] = Index(at);
       for (int a = last_; a >= 0; --a) {
         at += axes_[a].step * pitch_[a];
         if (++tap[a] < axes_[a].kernel) break;
@@ -151,7 +156,7 @@ private:
     }
   }
 
-  // To another box, or to a plane that has windows of its own.
+  // Moves to another box, or to a plane that has its own windows.
   void enter(int64_t box, int64_t plane) {
     if (box == box_ && !tables_) return;
     box_ = box;
@@ -160,145 +165,145 @@ private:
     begin_ = 0;
     Range before[max_axes];
     for (int a = last_; a >= 0; --a) {
-      before[a] = outs_[a];
+      before[a] = outputs_[a];
       Axis& axis = axes_[a];
-      own_[a] = {0, axis.size};
+      inputs_[a] = {0, axis.size};
       if (a == boxes_.split) {
-        own_[a].lo = box % tiles * p_.tile;
-        own_[a].hi = least(axis.size, own_[a].lo + p_.tile);
+        inputs_[a].lo = box % tiles * p_.tile;
+        inputs_[a].hi = min(axis.size, inputs_[a].lo + p_.tile);
       } else if (a < boxes_.split) {
-        own_[a] = {rest % axis.size, rest % axis.size + 1};
+        inputs_[a] = {rest % axis.size, rest % axis.size + 1};
         rest /= axis.size;
       }
       if (axis.table_stride) {
         axis.starts = p_.axes[a].starts + plane * axis.table_stride;
         axis.counts = p_.axes[a].counts + plane * axis.table_stride;
       }
-      begin_ += own_[a].lo * pitch_[a];
-      outs_[a] = {Cover(axis, own_[a].lo).lo, Cover(axis, own_[a].hi - 1).hi};
+      begin_ += inputs_[a].lo * pitch_[a];
+      outputs_[a] = {Cover(axis, inputs_[a].lo).lo, Cover(axis, inputs_[a].hi - 1).hi};
     }
-    elements_ = (own_[boxes_.split].hi - own_[boxes_.split].lo) * pitch_[boxes_.split];
+    elements_ = (inputs_[boxes_.split].hi - inputs_[boxes_.split].lo) * pitch_[boxes_.split];
     first_row_ = -1;
     const int merged = merged_;
     merge_axes();
-    // The columns of the box before still hold if only its rows or its planes were others.
-    bool same = merged == merged_ && !tables_;
+    // The columns of the previous box remain valid if only its rows or planes differ.
+    bool unchanged = merged == merged_ && !tables_;
     for (int a = merged_; a <= last_; ++a) {
-      const int64_t n = outs_[a].hi - outs_[a].lo, n_before = before[a].hi - before[a].lo;
-      same &= axis_of_planes(axes_[a]) ? n <= n_before : outs_[a].lo == before[a].lo && n == n_before;
+      const int64_t n = outputs_[a].hi - outputs_[a].lo, n_before = before[a].hi - before[a].lo;
+      unchanged &= axis_of_planes(axes_[a]) ? n <= n_before : outputs_[a].lo == before[a].lo && n == n_before;
     }
-    filled_ &= same;
+    columns_filled_ &= unchanged;
   }
 
-  // Each of its elements has a window of its own.
+  // Whether each element of the axis is a window of its own.
   static bool axis_of_planes(const Axis& a) {
     return a.regular() && a.kernel == 1 && a.stride == 1 && a.origin == 0 && a.size == a.out;
   }
 
-  // The last axes whose outputs follow each other in memory, if they are not too many, count as one row.
+  // Merges the last axes into one row of outputs if they are contiguous in memory and not too long.
   void merge_axes() {
     merged_ = last_;
-    n_columns_ = most(0, outs_[last_].hi - outs_[last_].lo);
-    const auto follows = [&](const Array& array) {
+    n_columns_ = max(0, outputs_[last_].hi - outputs_[last_].lo);
+    const auto contiguous = [&](const Array& array) {
       return array.pooled[merged_ - 1] == array.pooled[last_] * n_columns_;
     };
-    while (merged_ > 0 && outs_[merged_].hi - outs_[merged_].lo == axes_[merged_].out && follows(p_.x) &&
-           follows(p_.extra_array)) {
-      const int64_t more = most(0, outs_[merged_ - 1].hi - outs_[merged_ - 1].lo);
-      if (n_columns_ * more * p_.lanes > room_) break;
+    while (merged_ > 0 && outputs_[merged_].hi - outputs_[merged_].lo == axes_[merged_].out &&
+           contiguous(p_.x) && contiguous(p_.extra_array)) {
+      const int64_t more = max(0, outputs_[merged_ - 1].hi - outputs_[merged_ - 1].lo);
+      if (n_columns_ * more * p_.channels > capacity_) break;
       n_columns_ *= more;
       --merged_;
     }
     n_rows_ = 1;
-    for (int a = 0; a < merged_; ++a) n_rows_ *= most(0, outs_[a].hi - outs_[a].lo);
+    for (int a = 0; a < merged_; ++a) n_rows_ *= max(0, outputs_[a].hi - outputs_[a].lo);
   }
 
-  // Rows of outputs from `first` on; those whose windows are empty are left out.
+  // Lists the rows of outputs from `first` on, without those whose windows are empty.
   void fill_rows(int64_t first) {
     if (first == first_row_) return;
     first_row_ = first;
-    kept_rows_ = 0;
+    nonempty_rows_ = 0;
     OutputRow begin{0, 0, -begin_};
     for (int a = merged_; a <= last_; ++a) {
-      begin.grad += outs_[a].lo * p_.x.pooled[a];
-      begin.offset += outs_[a].lo * p_.extra_array.pooled[a];
+      begin.grad += outputs_[a].lo * p_.x.pooled[a];
+      begin.offset += outputs_[a].lo * p_.extra_array.pooled[a];
     }
-    for (int64_t r = first, end = least(n_rows_, first + rows_room_); r < end; ++r) {
+    for (int64_t r = first, end = min(n_rows_, first + row_capacity_); r < end; ++r) {
       OutputRow row = begin;
-      bool none = false;
+      bool empty = false;
       int64_t rest = r;
       for (int a = merged_ - 1; a >= 0; --a) {
-        const int64_t n = outs_[a].hi - outs_[a].lo, o = outs_[a].lo + rest % n;
+        const int64_t n = outputs_[a].hi - outputs_[a].lo, o = outputs_[a].lo + rest % n;
         rest /= n;
         row.grad += o * p_.x.pooled[a];
         row.offset += o * p_.extra_array.pooled[a];
         row.at += begin_of(axes_[a], o) * pitch_[a];
-        none |= is_empty(axes_[a], o);
+        empty |= is_empty(axes_[a], o);
       }
-      if (!none) rows_[kept_rows_++] = row;
+      if (!empty) rows_[nonempty_rows_++] = row;
     }
   }
 
-  // Fills in where the first tap of every column stands in its row, counted from that of the first column, or nowhere if a
-  // window is empty. Returns where the first column's stands.
+  // Fills in the index of the first tap of every column, relative to that of the first column; `nowhere` for empty
+  // windows. Returns the index of the first column.
   int64_t fill_columns() {
     int64_t o[max_axes], begin = 0;
     for (int a = merged_; a <= last_; ++a) {
-      o[a] = outs_[a].lo;
+      o[a] = outputs_[a].lo;
       begin += begin_of(axes_[a], o[a]) * pitch_[a];
     }
-    if (filled_) return begin;
-    filled_ = true;
-    const int64_t length = outs_[last_].hi - outs_[last_].lo;
+    if (columns_filled_) return begin;
+    columns_filled_ = true;
+    const int64_t length = outputs_[last_].hi - outputs_[last_].lo;
     for (int64_t n = 0; n < n_columns_; n += length) {
       int64_t at = -begin;
-      bool none = false;
+      bool empty = false;
       for (int a = merged_; a < last_; ++a) {
         at += begin_of(axes_[a], o[a]) * pitch_[a];
-        none |= is_empty(axes_[a], o[a]);
+        empty |= is_empty(axes_[a], o[a]);
       }
-      fill_columns(o[last_], length, at, none, n * p_.lanes);
+      fill_columns(o[last_], length, at, empty, n * p_.channels);
       for (int a = last_ - 1; a >= merged_; --a) {
-        if (++o[a] < outs_[a].hi) break;
-        o[a] = outs_[a].lo;
+        if (++o[a] < outputs_[a].hi) break;
+        o[a] = outputs_[a].lo;
       }
     }
     return begin;
   }
 
-  // Without a table, windows may be longer than a place can say.
-  void fill_columns(int64_t o, int64_t count, int64_t at, bool none, int64_t first) const {
-    codes_ ? fill_columns(o, count, at, none, columns_ + first)
-           : fill_columns(o, count, at, none, far_columns_ + first);
+  // Without a table, windows may exceed the range of Index.
+  void fill_columns(int64_t o, int64_t count, int64_t at, bool empty, int64_t first) const {
+    table_taps_ ? fill_columns(o, count, at, empty, columns_ + first)
+                : fill_columns(o, count, at, empty, wide_columns_ + first);
   }
 
-  template <class T> void fill_columns(int64_t o, int64_t count, int64_t at, bool none, T* to) const {
+  template <class T> void fill_columns(int64_t o, int64_t count, int64_t at, bool empty, T* to) const {
     const Axis& axis = axes_[last_];
-    for (int64_t end = o + count; o < end; ++o, to += p_.lanes) {
-      const bool nothing = none || is_empty(axis, o);
-      const int64_t here = !nothing         ? at + begin_of(axis, o) * p_.lanes
-                           : sizeof(T) == 8 ? far_away
-                                            : int64_t(nowhere);
-      if (p_.lanes == 1)
-        *to = T(here);
+    for (int64_t end = o + count; o < end; ++o, to += p_.channels) {
+      const bool empty_window = empty || is_empty(axis, o);
+      const int64_t index = !empty_window    ? at + begin_of(axis, o) * p_.channels
+                            : sizeof(T) == 8 ? far_nowhere
+                                             : int64_t(nowhere);
+      if (p_.channels == 1)
+        *to = T(index);
       else
-        in_vectors(p_.lanes, [&](int64_t c) { to[c] = T(nothing ? here : here + c); });
+        in_vectors(p_.channels, [&](int64_t c) { to[c] = T(empty_window ? index : index + c); });
     }
   }
 
-  // What becomes of the gradients of a row: they are added to sums, written as they are, or added and rounded at once.
+  // How gradients reach the result: added to sums, copied, or added and rounded at once.
   enum class Use { add, write, round };
 
   void box(int64_t plane) {
     char* y = plane_of(p_, p_.y, plane);
-    for (int a = 0; a <= last_; ++a) y += own_[a].lo * p_.y.pooled[a];
+    for (int a = 0; a <= last_; ++a) y += inputs_[a].lo * p_.y.pooled[a];
     if (boxes_.direct) {
       std::memset(y, 0, size_t(elements_ * item_));
       return stored_as<V>(p_.y_type) ? each_row<Use::add>(plane, reinterpret_cast<V*>(y), y)
                                      : each_row<Use::write>(plane, nullptr, y);
     }
-    // Where few elements of a box get a gradient, only their sums are made and rounded.
-    if (boxes_.packed && item_ == 2 && n_rows_ * n_columns_ * p_.lanes * sparse <= elements_) {
+    // Where few elements of a box receive a gradient, rounds only their sums.
+    if (boxes_.packed && item_ == 2 && n_rows_ * n_columns_ * p_.channels * sparse <= elements_) {
       std::memset(y, 0, size_t(elements_ * item_));
       return each_row<Use::round>(plane, sums_, y);
     }
@@ -315,102 +320,103 @@ private:
 
   template <Use use, class Offset> void each_row(int64_t plane, V* sums, char* y) {
     char *const grads = plane_of(p_, p_.x, plane), *const offsets = plane_of(p_, p_.extra_array, plane);
-    for (int64_t r = 0; r < n_rows_ && n_columns_ > 0; r += rows_room_) {
+    for (int64_t r = 0; r < n_rows_ && n_columns_ > 0; r += row_capacity_) {
       fill_rows(r);
       const int64_t at = fill_columns();
-      for (int64_t k = 0; k < kept_rows_; ++k) {
-        find(without_gaps(offsets + rows_[k].offset, p_.extra_array, n_columns_,
-                          reinterpret_cast<Offset*>(offsets_)),
-             n_columns_ * p_.lanes, rows_[k].at + at);
-        put<use>(grads + rows_[k].grad, n_columns_, sums, y);
+      for (int64_t k = 0; k < nonempty_rows_; ++k) {
+        locate(without_gaps(offsets + rows_[k].offset, p_.extra_array, n_columns_,
+                            reinterpret_cast<Offset*>(offsets_)),
+               n_columns_ * p_.channels, rows_[k].at + at);
+        scatter<use>(grads + rows_[k].grad, n_columns_, sums, y);
       }
     }
   }
 
-  // Elements of a row without gaps: in place, or a copy.
+  // The elements of a row without gaps: in place, or a copy.
   template <class T> const T* without_gaps(char* from, const Array& array, int64_t count, T* copy) const {
-    const Row row{from, array.pooled[last_], array.lane, count, p_.lanes};
-    if (row.packed(sizeof(T))) return reinterpret_cast<const T*>(from);
+    const Row row{from, array.pooled[last_], array.channel, count, p_.channels};
+    if (row.is_contiguous(sizeof(T))) return reinterpret_cast<const T*>(from);
     each<T>(row, [copy](T& x, int64_t j) { copy[j] = x; });
     return copy;
   }
 
-  // Where n outputs add; their first taps stand at `base` and beyond. What lies outside the box becomes -1.
-  template <class Offset> void find(const Offset* codes, int64_t n, int64_t base) const {
-    const std::uint64_t elements = std::uint64_t(elements_), end = std::uint64_t(codes_);
-    const Place *const columns = columns_, *const table = table_;
-    Place* const places = places_;
-    const auto inside = [=](int64_t place) {
-      return std::uint64_t(place) < elements ? Place(place) : Place(-1);
+  // Computes the indices in the box to which n outputs add, given the index of the row's first tap; -1 outside the
+  // box.
+  template <class Offset> void locate(const Offset* offsets, int64_t n, int64_t base) const {
+    const std::uint64_t elements = std::uint64_t(elements_), end = std::uint64_t(table_taps_);
+    const Index *const columns = columns_, *const table = table_;
+    Index* const indices = indices_;
+    const auto inside = [=](int64_t index) {
+      return std::uint64_t(index) < elements ? Index(index) : Index(-1);
     };
     int64_t j = 0;
-    if (!codes_) {
-      for (; j < n; ++j) places[j] = inside(base + far_columns_[j] + distance(codes[j]));
+    if (!table_taps_) {
+      for (; j < n; ++j) indices[j] = inside(base + wide_columns_[j] + tap_distance(offsets[j]));
       return;
     }
-    const Place from = Place(most(-nowhere, least(base, nowhere)));
+    const Index from = Index(max(-nowhere, min(base, nowhere)));
 #if defined(__AVX512VL__)
-    using Codes = Vec<std::uint32_t, L>;
-    const bool two = codes_ < 2 * L;  // vectors hold the table, and what stands for no tap
-    const Places low = read<Place, L>(table), high = read<Place, L>(table + L);
+    using Offsets = Vec<std::uint32_t, L>;
+    const bool small_table = table_taps_ < 2 * L;  // two vectors hold it, with an entry for no tap
+    const Indices low = read<Index, L>(table), high = read<Index, L>(table + L);
     for (; j + L <= n; j += L) {
-      Codes code = widened<std::uint32_t, L>(codes + j);
-      code = code < std::uint32_t(end) ? code : Codes{} + std::uint32_t(end);
-      const Places number = reinterpret_cast<Places>(code),
-                   place = (two ? taken(low, high, number) : gathered(table, number)) +
-                           read<Place, L>(columns + j) + from;
-      const auto outside = reinterpret_cast<Codes>(place) >= std::uint32_t(elements);
-      write(places + j, place | reinterpret_cast<Places>(outside));
+      Offsets offset = widened<std::uint32_t, L>(offsets + j);
+      offset = offset < std::uint32_t(end) ? offset : Offsets{} + std::uint32_t(end);
+      const Indices tap = reinterpret_cast<Indices>(offset),
+                    index = (small_table ? permuted(low, high, tap) : gathered(table, tap)) +
+                            read<Index, L>(columns + j) + from;
+      const auto outside = reinterpret_cast<Offsets>(index) >= std::uint32_t(elements);
+      write(indices + j, index | reinterpret_cast<Indices>(outside));
     }
 #endif
     for (; j < n; ++j) {
-      const std::uint64_t code = codes[j];
-      places[j] = inside(int64_t(from) + columns[j] + table[code < end ? code : end]);
+      const std::uint64_t offset = offsets[j];
+      indices[j] = inside(int64_t(from) + columns[j] + table[offset < end ? offset : end]);
     }
   }
 
-  // How far a tap stands from the window's first one; far away where there is none.
-  int64_t distance(std::uint32_t code) const {
+  // The distance of a tap from the window's first one; far_nowhere for offsets outside the window.
+  int64_t tap_distance(std::uint32_t offset) const {
     int64_t at = 0;
     for (int a = last_; a > 0; --a) {
-      const std::uint32_t kernel = std::uint32_t(axes_[a].kernel), rest = code / kernel;
-      at += int64_t(code - rest * kernel) * axes_[a].step * pitch_[a];
-      code = rest;
+      const std::uint32_t kernel = std::uint32_t(axes_[a].kernel), rest = offset / kernel;
+      at += int64_t(offset - rest * kernel) * axes_[a].step * pitch_[a];
+      offset = rest;
     }
-    return code < std::uint64_t(axes_[0].kernel) ? at + code * axes_[0].step * pitch_[0] : far_away;
+    return offset < std::uint64_t(axes_[0].kernel) ? at + offset * axes_[0].step * pitch_[0] : far_nowhere;
   }
 
-  // A row of gradients to the places that were found.
-  template <Use use> void put(char* from, int64_t count, V* sums, char* y) const {
-    const Place* const places = places_;
-    const auto each_place = [n = count * p_.lanes, places](auto&& f) __attribute__((always_inline)) {
+  // Adds (or copies) a row of gradients to the located indices.
+  template <Use use> void scatter(char* from, int64_t count, V* sums, char* y) const {
+    const Index* const indices = indices_;
+    const auto each_index = [n = count * p_.channels, indices](auto&& f) __attribute__((always_inline)) {
       for (int64_t j = 0; j < n; ++j)
-        if (places[j] >= 0) f(places[j], j);
+        if (indices[j] >= 0) f(indices[j], j);
     };
-    if constexpr (use == Use::write) {  // by their bits; of zeros the positive one, as a sum would be
+    if constexpr (use == Use::write) {  // as bits; zeros become +0, as a sum would be
       using Bits = std::uint16_t;
       const Bits* const grads = without_gaps(from, p_.x, count, reinterpret_cast<Bits*>(grads_));
       Bits* const to = reinterpret_cast<Bits*>(y);
-      each_place([=](Place at, int64_t j) { to[at] = Bits(grads[j] << 1) ? grads[j] : Bits(0); });
+      each_index([=](Index at, int64_t j) { to[at] = Bits(grads[j] << 1) ? grads[j] : Bits(0); });
     } else {
       const V* grads = grads_;
       if (stored_as<V>(p_.x_type))
         grads = without_gaps(from, p_.x, count, grads_);
       else
-        load_({from, p_.x.pooled[last_], p_.x.lane, count, p_.lanes}, grads_);
+        load_({from, p_.x.pooled[last_], p_.x.channel, count, p_.channels}, grads_);
       if constexpr (use == Use::add)
-        each_place([=](Place at, int64_t j) { sums[at] += grads[j]; });
+        each_index([=](Index at, int64_t j) { sums[at] += grads[j]; });
       else if (p_.y_type == Dtype::f16)
-        each_place(
-            [=](Place at, int64_t j) { add_rounded(grads[j], sums[at], reinterpret_cast<f16*>(y)[at]); });
+        each_index(
+            [=](Index at, int64_t j) { add_rounded(grads[j], sums[at], reinterpret_cast<f16*>(y)[at]); });
       else
-        each_place(
-            [=](Place at, int64_t j) { add_rounded(grads[j], sums[at], reinterpret_cast<bf16*>(y)[at]); });
+        each_index(
+            [=](Index at, int64_t j) { add_rounded(grads[j], sums[at], reinterpret_cast<bf16*>(y)[at]); });
     }
   }
 
-  // A sum begins where the result is still zero. One that has come to zero again may begin anew: sums of halves are multiples
-  // of the smallest half, so that none but zero is rounded to zero.
+  // A sum starts where the result is still zero. A sum that has returned to zero may start again: sums of halves
+  // are multiples of the smallest half, so that only zero rounds to zero.
   template <class S> static void add_rounded(V grad, V& sum, S& to) {
     std::uint16_t bits;
     static_assert(sizeof to == sizeof bits);
@@ -419,14 +425,14 @@ private:
     to = store_as<S>(sum);
   }
 
-  // The sums of a box to where they belong.
+  // Stores the sums of a box in a result with gaps.
   void store(int a, const V*& sums, char* y) const {
-    const int64_t n = own_[a].hi - own_[a].lo;
+    const int64_t n = inputs_[a].hi - inputs_[a].lo;
     if (a < last_) {
       for (int64_t i = 0; i < n; ++i) store(a + 1, sums, y + i * p_.y.pooled[a]);
     } else {
-      store_(sums, {y, p_.y.pooled[a], p_.y.lane, n, p_.lanes});
-      sums += n * p_.lanes;
+      store_(sums, {y, p_.y.pooled[a], p_.y.channel, n, p_.channels});
+      sums += n * p_.channels;
     }
   }
 
@@ -435,20 +441,20 @@ private:
   const int last_;
   const Load<V> load_;
   const Store<V> store_;
-  const int64_t item_;                           // bytes of a gradient, on either side
-  bool filled_ = false;                          // columns
-  bool tables_ = false;                          // planes have windows of their own
-  int64_t codes_ = 0;                            // taps in the table; 0: there is none
-  int64_t rows_room_, room_;                     // rows, and elements of a row, at a time
-  int64_t box_ = -1, elements_ = 0, begin_ = 0;  // where in its plane the box begins
-  int merged_ = 0;                               // the first of the axes that count as one row
-  int64_t n_rows_ = 0, n_columns_ = 0, kept_rows_ = 0, first_row_ = -1;
+  const int64_t item_;                           // bytes of a gradient, input or output
+  bool columns_filled_ = false;                  // columns_ belongs to this box
+  bool tables_ = false;                          // planes have their own windows
+  int64_t table_taps_ = 0;                       // taps in the table; 0: no table
+  int64_t row_capacity_, capacity_;              // rows, and elements of a row, per pass
+  int64_t box_ = -1, elements_ = 0, begin_ = 0;  // the index at which the box begins in its plane
+  int merged_ = 0;                               // the first axis that is merged into a row
+  int64_t n_rows_ = 0, n_columns_ = 0, nonempty_rows_ = 0, first_row_ = -1;
   Axis axes_[max_axes];
-  int64_t pitch_[max_axes];               // elements, in a plane without gaps
-  Range own_[max_axes], outs_[max_axes];  // inputs of the box, outputs that reach it
+  int64_t pitch_[max_axes];                     // in elements of a plane without gaps
+  Range inputs_[max_axes], outputs_[max_axes];  // inputs of the box, outputs that reach it
   OutputRow* rows_;
-  Place *columns_, *table_, *places_;
-  int64_t* far_columns_;
+  Index *columns_, *table_, *indices_;
+  int64_t* wide_columns_;
   V *grads_, *sums_;
   std::uint32_t* offsets_;  // a copy
 };

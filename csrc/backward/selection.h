@@ -1,4 +1,4 @@
-// Which engine computes a gradient.
+// Selects the engine of a backward problem; called from kernels.cpp.
 #pragma once
 
 #include "backward/fill.h"
@@ -13,20 +13,20 @@ namespace {
 
 template <class V> Kernel max_backward(const Problem& p) {
   if constexpr (specialised) {
-    Kernel found = first_serving<MaxBackwardRows<V, V>, MaxBackwardChannelsLast<V, V>>(p);
+    Kernel found = first_supporting<MaxBackwardRows<V, V>, MaxBackwardChannelsLast<V, V>>(p);
     if constexpr (std::is_same_v<V, float>)
       if (!found.run)
-        found = first_serving<MaxBackwardRows<V, bf16>, MaxBackwardChannelsLast<V, bf16>,
-                              MaxBackwardChannelsLast<V, f16>>(p);
+        found = first_supporting<MaxBackwardRows<V, bf16>, MaxBackwardChannelsLast<V, bf16>,
+                                 MaxBackwardChannelsLast<V, f16>>(p);
     if (found.run) return found;
   }
   return kernel_of<Scatter<V>>();
 }
 
-// The engine for a problem whose gradients add up in V.
+// V: type of the sums of gradients.
 template <class V> Kernel backward_kernel(const Problem& p) {
   if (p.extra != Extra::none) return max_backward<V>(p);
-  return Fill<V>::serves(p) ? kernel_of<Fill<V>>() : kernel_of<SumBackward<V>>();
+  return Fill<V>::supports(p) ? kernel_of<Fill<V>>() : kernel_of<SumBackward<V>>();
 }
 
 }  // namespace

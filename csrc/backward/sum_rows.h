@@ -1,13 +1,14 @@
-// The backward of sums and averages, for any window. Each row of output gradients is divided by its windows' sizes and
-// spread over the columns once; every input row is then the sum of the spread rows of the windows that hold it. So an
-// input adds up along the last axis first and over the rows, in rising order, after: the same order for all threads and
-// tiles.
+// The backward of sums and averages, for any window; called from backward/selection.h. The engine divides each row
+// of output gradients by the divisors of its windows and spreads it over the columns once; every input row is the
+// sum of the spread rows that cover it. Where all windows share one divisor, it usually divides the sums instead.
+// So an input adds up along the last axis first, then over the rows in rising order: the same order for all
+// threads and tiles.
 //
-// Some windows have a way of their own: 3 x 3 with stride 1, which stays in registers (the gradients of Inception's
-// average pooling, (8, 192, 35, 35), take 2.4 times as long without it), 2 x 2 side by side, and all windows side by side
-// of channels-last arrays (2 x 2 of (2, 32, 224, 53), as between the blocks of DenseNet: 1.3 times). Windows whose rows
-// have stride 1, or a single row, are added up as one long row (2 x 2 with stride 1 of (8, 192, 17, 17): 1.9 times, 1-D
-// windows of (8, 64, 3000): 1.5 times).
+// Special cases: 3 x 3 with stride 1, which stays in registers (without it the gradients of Inception's average
+// pooling, (8, 192, 35, 35), take 2.4 times as long); disjoint 2 x 2; and all disjoint windows of channels-last
+// arrays (2 x 2 of (2, 32, 224, 53), as between the blocks of DenseNet: 1.3 times). Windows whose rows have stride
+// 1, or a single row, add up as one long row (2 x 2 with stride 1 of (8, 192, 17, 17): 1.9 times; 1-D windows of
+// (8, 64, 3000): 1.5 times).
 #pragma once
 
 #include <numeric>
@@ -20,17 +21,17 @@ namespace {
 template <class V> class SumBackward {
   static constexpr int N = wide<V>, M = vector_bytes > 16 ? N / 2 : N;  // M: for short rows
   using Vn = Vec<V, N>;
-  static constexpr int most_added = 16;           // rows at a time
-  static constexpr int64_t most_bytes = 1 << 24;  // of rows that are kept
+  static constexpr int max_added = 16;           // rows per sum
+  static constexpr int64_t max_bytes = 1 << 24;  // of spread rows
 
-  // Where a vector of inputs stands that begins `f` elements into a window's stride: the windows of its elements, counted
-  // from the first one's, and their taps there; how many windows later the next vector begins, and where in it.
+  // A vector of inputs that begins f elements into the stride of a window: the window of each element, relative to
+  // the first element's, and its tap there; the windows to the beginning of the next vector, and the next f.
   struct Phase {
     Vec<UnsignedLike<V>, N> window, tap;
     int64_t windows, next;
   };
 
-  // Inputs [begin, end) of the last axis that the same outputs [first, first + n) hold.
+  // Inputs [begin, end) of the last axis that the same n outputs from `first` on cover.
   struct Run {
     int64_t begin, end, first, n;
   };
@@ -53,7 +54,7 @@ public:
     if (worker.sizes_.lean) return worker.row_by_row(walk, end - begin);
     const int64_t size = worker.rows_.size;
     for (int64_t unit = begin; unit < end;) {
-      const int64_t h0 = walk.at(p.n_axes - 2), h1 = least(size, h0 + end - unit);
+      const int64_t h0 = walk.at(p.n_axes - 2), h1 = min(size, h0 + end - unit);
       worker.slab(h0, h1, (end - unit) * worker.width_);
       unit += h1 - h0;
       if (unit < end) walk.next_slab();
@@ -62,15 +63,15 @@ public:
 
 private:
   struct Sizes {
-    int64_t tile, kept, held, bytes;  // kept: spread rows of a slab; held: elements of a padded row
-    bool lean;                        // too many spread rows to keep
+    int64_t tile, ring_rows, row_elements, bytes;  // spread rows of a slab; elements of a padded row
+    bool lean;                                     // too many spread rows for scratch
   };
 
   static Sizes sizes(Problem p) {
     add_row_axis(p);
-    const int64_t slabs = most_slabs(p), covers = most_covers(p.axes[p.n_axes - 2], p.planes);
+    const int64_t slabs = count_slabs(p), covers = max_covers(p.axes[p.n_axes - 2], p.planes);
     const Sizes s = sizes(p, slabs, covers);
-    if (slabs <= max_slabs && s.bytes <= most_bytes) return s;
+    if (slabs <= max_slabs && s.bytes <= max_bytes) return s;
     Sizes lean = sizes(p, 1, 1);
     lean.lean = true;
     lean.bytes += RowSet::bytes(p);
@@ -81,61 +82,64 @@ private:
     const Axis &rows = p.axes[p.n_axes - 2], &last = p.axes[p.n_axes - 1];
     const int64_t item = sizeof(V);
     Sizes s{};
-    s.tile = most(least(last.size, most(1, 256 / p.lanes)),
-                  least(last.size, band_bytes / (covers + 1) / (slabs * p.lanes * item)));
-    const int64_t width = s.tile * p.lanes;
-    s.kept = least(most(rows.out, rows.size + (rows.kernel - 1) * rows.step),
-                   most(covers, band_bytes / (slabs * width * item)));
-    s.held = Columns::most_of(last, s.tile) * p.lanes + 2 * N;
-    s.bytes = 4 * Scratch::bytes<V>(s.held) + Scratch::bytes<V>(slabs * s.kept * (width + N) + N) +
-              Scratch::bytes<V>(width + 2 * N) + Scratch::bytes<Run>(s.tile);
+    s.tile = max(min(last.size, max(1, 256 / p.channels)),
+                 min(last.size, band_bytes / (covers + 1) / (slabs * p.channels * item)));
+    const int64_t width = s.tile * p.channels;
+    s.ring_rows = min(max(rows.out, rows.size + (rows.kernel - 1) * rows.step),
+                      max(covers, band_bytes / (slabs * width * item)));
+    s.row_elements = Columns::max_of(last, s.tile) * p.channels + 2 * N;
+    s.bytes = 4 * Scratch::bytes<V>(s.row_elements) +
+              Scratch::bytes<V>(slabs * s.ring_rows * (width + N) + N) + Scratch::bytes<V>(width + 2 * N) +
+              Scratch::bytes<Run>(s.tile);
     return s;
   }
 
   SumBackward(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
       : p_(p), walk_(walk), rows_(walk.axis(p.n_axes - 2)), sizes_(sizes(p)), width_(0),
-        load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)), follow_(rows_follow<V>(p)),
-        readable_(p, p.x, sizeof(V), Over::outputs) {
+        load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)),
+        contiguous_(rows_contiguous<V>(p)), readable_(p, p.x, sizeof(V), Over::outputs) {
     Scratch scratch(memory);
-    const int64_t width = sizes_.tile * p.lanes;
-    padded_ = scratch.take<V>(sizes_.held);
-    by_ = scratch.take<V>(sizes_.held);
-    raw_ = scratch.take<V>(sizes_.held);
-    kept_ = scratch.take<V>((sizes_.lean ? 1 : most_slabs(p)) * sizes_.kept * (width + N) + N);
+    const int64_t width = sizes_.tile * p.channels;
+    padded_ = scratch.take<V>(sizes_.row_elements);
+    divisors_ = scratch.take<V>(sizes_.row_elements);
+    loaded_ = scratch.take<V>(sizes_.row_elements);
+    spread_ = scratch.take<V>((sizes_.lean ? 1 : count_slabs(p)) * sizes_.ring_rows * (width + N) + N);
     row_ = scratch.take<V>(width + 2 * N);
     runs_ = scratch.take<Run>(sizes_.tile);
-    valid_ = scratch.take<UnsignedLike<V>>(sizes_.held);
+    valid_ = scratch.take<UnsignedLike<V>>(sizes_.row_elements);
     rest_ = scratch.take<char>(0);
     const int64_t by = p.divide ? common_divisor(p) : 1;
-    // Windows of one size are divided by when all is added up; others' gradients before.
+    // A common divisor divides the sums; other divisors divide the gradients first.
     uniform_ = by != 0;
-    by_all_ = V(by ? by : 1);
-    inverse_ = uniform_ ? V(1) / by_all_ : V(1);
-    // Where no two rows of windows share an input there is less to divide before they are spread.
-    early_ = uniform_ && most_slabs(p) == 1 && most_covers(rows_, p.planes) == 1;
-    straight_ = early_ && p.lanes > 1 && stored_as<V>(p.y_type) && p.y.lane == sizeof(V) &&
-                p.y.pooled[p.n_axes - 1] == p.lanes * int64_t(sizeof(V));
-    // Multiplying is cheaper; but where nothing is added up the quotient, PyTorch's too, stays what it is to the bit.
-    times_ = !early_ || most_covers(walk.last(), p.planes) > 1 || (by > 0 && (by & (by - 1)) == 0);
+    divisor_ = V(by ? by : 1);
+    inverse_ = uniform_ ? V(1) / divisor_ : V(1);
+    // Where rows of windows are disjoint, there are fewer gradients to divide than sums.
+    divides_early_ = uniform_ && count_slabs(p) == 1 && max_covers(rows_, p.planes) == 1;
+    copies_ = divides_early_ && p.channels > 1 && stored_as<V>(p.y_type) && p.y.channel == sizeof(V) &&
+              p.y.pooled[p.n_axes - 1] == p.channels * int64_t(sizeof(V));
+    // Multiplication is cheaper; but where nothing is added up, division gives PyTorch's quotient to the bit.
+    multiplies_ =
+        !divides_early_ || max_covers(walk.last(), p.planes) > 1 || (by > 0 && (by & (by - 1)) == 0);
     enter_tile();
   }
 
-  // What depends on the tile and the windows of the last axis alone.
+  // Sets up all that depends only on the tile and the windows of the last axis.
   void enter_tile() {
     const Axis& last = walk_.last();
     tile_ = walk_.tile_begin();
     columns_ = Columns(last, tile_, walk_.tile_end());
-    width_ = (walk_.tile_end() - tile_) * p_.lanes;
-    std::memset(padded_, 0, size_t(sizes_.held) * sizeof(V));
+    width_ = (walk_.tile_end() - tile_) * p_.channels;
+    std::memset(padded_, 0, size_t(sizes_.row_elements) * sizeof(V));
     if (!uniform_) {
       for (int64_t o = columns_.real_lo, j = 0; o < columns_.real_hi; ++o)
-        for (int64_t c = 0; c < p_.lanes; ++c) by_[j++] = V(most(1, share(last, o)));
-      for (int64_t j = (columns_.real_hi - columns_.real_lo) * p_.lanes, e = j + N; j < e; ++j) by_[j] = V(1);
+        for (int64_t c = 0; c < p_.channels; ++c) divisors_[j++] = V(max(1, share(last, o)));
+      for (int64_t j = (columns_.real_hi - columns_.real_lo) * p_.channels, e = j + N; j < e; ++j)
+        divisors_[j] = V(1);
     }
     skip_ = last.step / std::gcd(last.step, last.stride);
     n_runs_ = 0;
-    // The window for which there is a way of its own, if the arrays have the form for it.
-    strips_ = 0;
+    // The kernel of the special cases, if the arrays allow them.
+    strip_kernel_ = 0;
     if (Columns::fixed(last) && last.stride > 2)
       for (int64_t f = 0; f < last.stride; ++f) {
         Phase& phase = phases_[f];
@@ -146,38 +150,39 @@ private:
         phase.windows = (f + N) / last.stride;
         phase.next = (f + N) % last.stride;
       }
-    if (uniform_ && follow_ && p_.lanes == 1 && stored_as<V>(p_.x_type) &&
+    if (uniform_ && contiguous_ && p_.channels == 1 && stored_as<V>(p_.x_type) &&
         p_.x.pooled[p_.n_axes - 1] == sizeof(V) && rows_.regular() && last.regular() && rows_.step == 1 &&
         last.step == 1 && rows_.kernel == last.kernel) {
-      // This way divides sums; where gradients are divided before they are added up it would give other bits.
-      if (rows_.stride == 1 && last.stride == 1 && last.kernel == 3 && width_ >= M && !early_) strips_ = 3;
+      // This case divides sums, which gives other bits than dividing gradients first.
+      if (rows_.stride == 1 && last.stride == 1 && last.kernel == 3 && width_ >= M && !divides_early_)
+        strip_kernel_ = 3;
       if (rows_.stride == 2 && last.stride == 2 && last.kernel == 2 && rows_.origin == 0 &&
           last.origin == 0 && last.size == 2 * last.out && rows_.size == 2 * rows_.out)
-        strips_ = 2;
+        strip_kernel_ = 2;
     }
-    if (strips_ == 3)
-      in_vectors(sizes_.held, [&](int64_t j) {
+    if (strip_kernel_ == 3)
+      in_vectors(sizes_.row_elements, [&](int64_t j) {
         const int64_t o = columns_.first + j;
         valid_[j] = o >= 0 && o < last.out ? ~UnsignedLike<V>(0) : UnsignedLike<V>(0);
       });
-    if (Columns::fixed(last) && (last.stride == 1 || p_.lanes == 1)) return;
+    if (Columns::fixed(last) && (last.stride == 1 || p_.channels == 1)) return;
     Cover cover(last, tile_);
     for (int64_t i = tile_; i < walk_.tile_end();) {
-      const int64_t alike = least(cover.alike(), walk_.tile_end() - i);
+      const int64_t length = min(cover.run_length(), walk_.tile_end() - i);
       int64_t first = cover.lo;
-      while (first < cover.hi && !cover.holds(first)) ++first;
+      while (first < cover.hi && !cover.has_tap(first)) ++first;
       const int64_t n = skip_ == 1 ? cover.hi - first : ceil_div(cover.hi - first, skip_);
       first -= columns_.first;
       if (n_runs_ && runs_[n_runs_ - 1].n == n && (n == 0 || runs_[n_runs_ - 1].first == first))
-        runs_[n_runs_ - 1].end += alike;
+        runs_[n_runs_ - 1].end += length;
       else
-        runs_[n_runs_++] = {i - tile_, i + alike - tile_, first, n};
-      i += alike;
-      cover.next(alike);
+        runs_[n_runs_++] = {i - tile_, i + length - tile_, first, n};
+      i += length;
+      cover.next(length);
     }
   }
 
-  // Windows with too many rows to keep any: each input row spreads all of its own.
+  // Windows with too many rows for scratch: each input row spreads all rows that cover it.
   void row_by_row(Walk<Over::inputs>& walk, int64_t count) {
     Scratch scratch(rest_);
     RowSet around(p_, scratch);
@@ -191,42 +196,43 @@ private:
           slab.grad += around.index()[a] * p_.x.pooled[a];
           slab.share *= share(walk.axis(a), around.index()[a]);
         }
-        spread(slab, around.index()[p_.n_axes - 2], kept_);
-        in_vectors(width_, [&](int64_t j) { row_[j] += kept_[j]; });
+        spread(slab, around.index()[p_.n_axes - 2], spread_);
+        in_vectors(width_, [&](int64_t j) { row_[j] += spread_[j]; });
       }
       const V* sums = row_;
       add(&sums, 1, walk.row(p_.y, tile_, walk.tile_end()).data, width_, 0);
     }
   }
 
-  // Input rows [h0, h1) of the walk's slab; `room` elements from the first of them on are this worker's to write.
+  // Input rows [h0, h1) of the walk's slab; from h0 on, this worker writes `room` elements.
   void slab(int64_t h0, int64_t h1, int64_t room) {
     if (walk_.tile_begin() != tile_ || walk_.last().table_stride) enter_tile();
     Slab slabs[max_slabs];
     const int n = slabs_around(p_, walk_, slabs);
     char* y = walk_.plane(p_.y) + tile_ * p_.y.pooled[p_.n_axes - 1];
     for (int a = 0; a + 1 < p_.n_axes; ++a) y += (a + 2 == p_.n_axes ? h0 : walk_.at(a)) * p_.y.pooled[a];
-    const int64_t halo = (rows_.kernel - 1) * rows_.step, piece = sizes_.kept - halo;
-    if (follow_ && rows_.regular() && rows_.stride == 1 && n * rows_.kernel <= most_added &&
-        piece >= least(h1 - h0, 2 * rows_.kernel)) {
+    const int64_t halo = (rows_.kernel - 1) * rows_.step, piece = sizes_.ring_rows - halo;
+    if (contiguous_ && rows_.regular() && rows_.stride == 1 && n * rows_.kernel <= max_added &&
+        piece >= min(h1 - h0, 2 * rows_.kernel)) {
       V* to = reinterpret_cast<V*>(y);
-      if (n == 1 && strips_ == 3 && readable(slabs[0], h0 - rows_.origin - 2, h1 - 1 - rows_.origin))
-        return finished([&](auto finish) {
-          width_ >= 3 * N ? three<N>(slabs[0], h0, h1, to, finish) : three<M>(slabs[0], h0, h1, to, finish);
+      if (n == 1 && strip_kernel_ == 3 && readable(slabs[0], h0 - rows_.origin - 2, h1 - 1 - rows_.origin))
+        return with_finish([&](auto finish) {
+          width_ >= 3 * N ? strip_3x3<N>(slabs[0], h0, h1, to, finish)
+                          : strip_3x3<M>(slabs[0], h0, h1, to, finish);
         });
       for (; h0 < h1; h0 += piece, to += piece * width_, room -= piece * width_)
-        flat(slabs, n, h0, least(piece, h1 - h0), to, room);
+        one_long_row(slabs, n, h0, min(piece, h1 - h0), to, room);
       return;
     }
-    if (n == 1 && strips_ == 2) {
-      const int64_t spilled = (width_ + N - 1) / width_, qa = ceil_div(h0, 2);
-      int64_t qb = least(h1, h0 + room / width_ - spilled) / 2;
+    if (n == 1 && strip_kernel_ == 2) {
+      const int64_t tail_rows = (width_ + N - 1) / width_, qa = ceil_div(h0, 2);
+      int64_t qb = min(h1, h0 + room / width_ - tail_rows) / 2;
       while (qa < qb && !readable(slabs[0], qa, qb - 1)) --qb;
       if (qa < qb) {
         const int64_t step = p_.y.pooled[p_.n_axes - 2];
         by_rows(slabs, n, h0, 2 * qa, y, room);
-        finished([&](auto finish) {
-          two(slabs[0], qa, qb, reinterpret_cast<V*>(y + (2 * qa - h0) * step), finish);
+        with_finish([&](auto finish) {
+          strip_2x2(slabs[0], qa, qb, reinterpret_cast<V*>(y + (2 * qa - h0) * step), finish);
         });
         return by_rows(slabs, n, 2 * qb, h1, y + (2 * qb - h0) * step, room - (2 * qb - h0) * width_);
       }
@@ -237,16 +243,17 @@ private:
   const V* grad_row(const Slab& slab, int64_t o) const {
     return reinterpret_cast<const V*>(walk_.plane(p_.x) + slab.grad + o * p_.x.pooled[p_.n_axes - 2]);
   }
-  // Whether rows [from, to] may be read where they lie, with a vector more at either end.
+  // Whether rows [from, to] may be read in place, including the vectors that extend past their ends.
   bool readable(const Slab& slab, int64_t from, int64_t to) const {
-    from = most(from, 0);
-    to = least(to, rows_.out - 1);
-    const V* first = grad_row(slab, from) + least(0, columns_.first);
-    return readable_.holds(first, grad_row(slab, to) + columns_.first + width_ + 2 * N - first);
+    from = max(from, 0);
+    to = min(to, rows_.out - 1);
+    const V* first = grad_row(slab, from) + min(0, columns_.first);
+    return readable_.contains(first, grad_row(slab, to) + columns_.first + width_ + 2 * N - first);
   }
 
-  // 3 x 3 windows at every position: down the rows, a block of columns at a time, in registers.
-  template <int Width, class F> void three(const Slab& slab, int64_t h0, int64_t h1, V* y, F finish) const {
+  // 3 x 3 windows with stride 1: down the rows, a block of columns at a time, in registers.
+  template <int Width, class F>
+  void strip_3x3(const Slab& slab, int64_t h0, int64_t h1, V* y, F finish) const {
     using Vm = Vec<V, Width>;
     using Um = Vec<UnsignedLike<V>, Width>;
     const int64_t pitch = p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(V)), out = rows_.out, width = width_;
@@ -274,12 +281,12 @@ private:
         b = c;
       }
       if (j + Width >= width) return;
-      j = least(j + Width, width - Width);  // the last block goes over some columns once more
+      j = min(j + Width, width - Width);  // the last block may overlap
     }
   }
 
-  // 2 x 2 windows side by side.
-  template <class F> void two(const Slab& slab, int64_t qa, int64_t qb, V* y, F finish) const {
+  // Disjoint 2 x 2 windows.
+  template <class F> void strip_2x2(const Slab& slab, int64_t qa, int64_t qb, V* y, F finish) const {
     const int64_t pitch = p_.x.pooled[p_.n_axes - 2] / int64_t(sizeof(V)), width = width_;
     const V* grads = grad_row(slab, qa);
     for (int64_t q = qa; q < qb; ++q, grads += pitch)
@@ -297,30 +304,30 @@ private:
     Cover cover(rows_, h0);
     int64_t done = cover.lo;
     for (int64_t h = h0, count; h < h1; h += count, y += count * y_pitch, room -= count * width_) {
-      count = least(cover.alike(), h1 - h);
-      if (n == 1 && straight(slabs[0], cover, count, y, room)) {
+      count = min(cover.run_length(), h1 - h);
+      if (n == 1 && copy_disjoint(slabs[0], cover, count, y, room)) {
         cover.next(count);
         continue;
       }
-      for (done = most(done, cover.lo); done < cover.hi; ++done)
+      for (done = max(done, cover.lo); done < cover.hi; ++done)
         for (int k = 0; k < n; ++k)
-          spread(slabs[k], done, kept_ + (k * sizes_.kept + done % sizes_.kept) * pitch);
-      const V* added[most_added];
+          spread(slabs[k], done, spread_ + (k * sizes_.ring_rows + done % sizes_.ring_rows) * pitch);
+      const V* added[max_added];
       int m = 0;
       for (int k = 0; k < n; ++k)
         for (int64_t o = cover.lo; o < cover.hi; ++o) {
-          if (!cover.holds(o)) continue;
-          if (m == most_added) {
+          if (!cover.has_tap(o)) continue;
+          if (m == max_added) {
             sum(added, m, row_, width_, false);
             added[0] = row_;
             m = 1;
           }
-          added[m++] = kept_ + (k * sizes_.kept + o % sizes_.kept) * pitch;
+          added[m++] = spread_ + (k * sizes_.ring_rows + o % sizes_.ring_rows) * pitch;
         }
       if (count == 1) {
         add(added, m, y, width_, room);
       } else {
-        const bool ready = early_ && m == 1;
+        const bool ready = divides_early_ && m == 1;
         if (!ready) sum(added, m, row_, width_);
         copy(ready ? added[0] : row_, y, y_pitch, count, room);
       }
@@ -328,63 +335,64 @@ private:
     }
   }
 
-  // Channels-last windows side by side: nothing is added, and each row of gradients goes to the rows that its windows
-  // cover. Whether that was done.
-  bool straight(const Slab& slab, const Cover& cover, int64_t count, char* y, int64_t room) {
-    if (!straight_ || !n_runs_ || cover.hi - cover.lo != 1 || !cover.holds(cover.lo)) return false;
-    if (p_.lanes % N && (!follow_ || room < count * width_ + N)) return false;  // vectors reach past the rows
+  // Disjoint channels-last windows: copies each row of gradients to the input rows that its windows cover. False
+  // if that is not possible.
+  bool copy_disjoint(const Slab& slab, const Cover& cover, int64_t count, char* y, int64_t room) {
+    if (!copies_ || !n_runs_ || cover.hi - cover.lo != 1 || !cover.has_tap(cover.lo)) return false;
+    if (p_.channels % N && (!contiguous_ || room < count * width_ + N))
+      return false;  // vectors reach past the rows
     const V* padded = scaled(slab, cover.lo);
     for (int64_t r = 0; r < count; ++r, y += p_.y.pooled[p_.n_axes - 2])
       copy_runs(padded, reinterpret_cast<V*>(y));
     return true;
   }
 
-  // One row of the gradient to `count` places.
+  // Writes one row to `count` rows of the input gradient.
   void copy(const V* row, char* y, int64_t pitch, int64_t count, int64_t room) const {
-    const Row to{y, p_.y.pooled[p_.n_axes - 1], p_.y.lane, width_ / p_.lanes, p_.lanes};
-    const bool direct = stored_as<V>(p_.y_type) && to.packed(sizeof(V));
+    const Row to{y, p_.y.pooled[p_.n_axes - 1], p_.y.channel, width_ / p_.channels, p_.channels};
+    const bool direct = stored_as<V>(p_.y_type) && to.is_contiguous(sizeof(V));
     for (int64_t r = 0; r < count; ++r, y += pitch, room -= width_) {
       V* dst = reinterpret_cast<V*>(y);
-      if (follow_ && room >= width_ + N)
+      if (contiguous_ && room >= width_ + N)
         for (int64_t j = 0; j < width_; j += N) write(dst + j, read<V, N>(row + j));
       else if (direct)
         std::memcpy(dst, row, size_t(width_) * sizeof(V));
       else
-        store_(row, {y, to.stride, to.lane, to.n, to.lanes});
+        store_(row, {y, to.stride, to.channel, to.n, to.channels});
     }
   }
 
-  // Where every input row adds rows at the same distances, many of them are one long row.
-  void flat(const Slab* slabs, int n, int64_t h, int64_t count, V* y, int64_t room) {
+  // Where every input row adds rows at the same distances, sums many input rows as one long row.
+  void one_long_row(const Slab* slabs, int n, int64_t h, int64_t count, V* y, int64_t room) {
     const int64_t taps = rows_.kernel, step = rows_.step;
     const int64_t from = h - rows_.origin - (taps - 1) * step;
     int64_t done = 0;
-    if (early_ && n == 1 && taps == 1)  // nothing to add: straight to where it belongs
+    if (divides_early_ && n == 1 && taps == 1)  // nothing to add: spreads directly into the gradient
       for (; done < count && room >= width_ + N; ++done, y += width_, room -= width_)
         spread(slabs[0], from + done, y);
     if (done == count) return;
-    const V* added[most_added];
+    const V* added[max_added];
     int m = 0;
     for (int k = 0; k < n; ++k) {
-      V* kept = kept_ + k * sizes_.kept * width_;
+      V* spread_rows = spread_ + k * sizes_.ring_rows * width_;
       for (int64_t o = done; o < count + (taps - 1) * step; ++o)
-        spread(slabs[k], from + o, kept + (o - done) * width_);
-      for (int64_t t = 0; t < taps; ++t) added[m++] = kept + t * step * width_;
+        spread(slabs[k], from + o, spread_rows + (o - done) * width_);
+      for (int64_t t = 0; t < taps; ++t) added[m++] = spread_rows + t * step * width_;
     }
     add(added, m, reinterpret_cast<char*>(y), (count - done) * width_, room);
   }
 
-  // The rows' sum to where it belongs.
+  // Adds rows and stores their sum in the input gradient.
   void add(const V* const* rows, int n, char* y, int64_t length, int64_t room) {
     const int64_t stride = p_.y.pooled[p_.n_axes - 1];
-    const Row to{y, stride, p_.y.lane, length / p_.lanes, p_.lanes};
-    if (follow_ || (stored_as<V>(p_.y_type) && to.packed(sizeof(V)))) {
+    const Row to{y, stride, p_.y.channel, length / p_.channels, p_.channels};
+    if (contiguous_ || (stored_as<V>(p_.y_type) && to.is_contiguous(sizeof(V)))) {
       V* dst = reinterpret_cast<V*>(y);
-      if (follow_ && whole_vectors<V>(length) <= room) return sum(rows, n, dst, length);
+      if (contiguous_ && whole_vectors<V>(length) <= room) return sum(rows, n, dst, length);
       const int64_t whole = length / N * N;
       sum(rows, n, dst, whole);
       if (whole == length) return;
-      const V* rest[most_added];
+      const V* rest[max_added];
       for (int r = 0; r < n; ++r) rest[r] = rows[r] + whole;
       V last[N];
       sum(rest, n, last, N);
@@ -395,20 +403,21 @@ private:
     }
   }
 
-  // Their sum; `last` says that nothing is to be added any more, so that it can be divided.
+  // Adds rows; `last`: the sum is complete and can be divided.
   void sum(const V* const* rows, int n, V* dst, int64_t length, bool last = true) const {
-    if (last && !early_)
-      finished([&](auto finish) { sum_of(rows, n, dst, length, finish); });
+    if (last && !divides_early_)
+      with_finish([&](auto finish) { sum_of(rows, n, dst, length, finish); });
     else
       sum_of(rows, n, dst, length, [](auto v) { return v; });
   }
 
-  // Calls f with what turns sums into gradients. Adding zero leaves no negative one, as in a sum that begins at zero.
-  template <class F> void finished(F f) const {
-    if (times_)
+  // Calls f with the function that turns sums into gradients. It adds zero, so that no -0 remains, as in a sum
+  // that starts at zero.
+  template <class F> void with_finish(F f) const {
+    if (multiplies_)
       f([by = inverse_](auto v) __attribute__((always_inline)) { return v * by + V(0); });
     else
-      f([by = by_all_](auto v) __attribute__((always_inline)) { return v / by + V(0); });
+      f([by = divisor_](auto v) __attribute__((always_inline)) { return v / by + V(0); });
   }
 
   template <class F> static void sum_of(const V* const* rows, int n, V* dst, int64_t length, F finish) {
@@ -430,7 +439,7 @@ private:
       });
   }
 
-  // Row o of a slab of gradients, spread over the columns of the tile. Up to N elements behind it are written, too.
+  // Spreads row o of a slab of gradients over the columns of the tile; writes a tail of up to N elements.
   void spread(const Slab& slab, int64_t o, V* dst) {
     if (o < 0 || o >= rows_.out) {
       for (int64_t j = 0; j < width_; j += N) write(dst + j, Vn{});
@@ -438,10 +447,10 @@ private:
     }
     const Axis& last = walk_.last();
     const V* padded = scaled(slab, o);
-    if (n_runs_) return p_.lanes == 1 ? fill_runs(padded, dst) : copy_runs(padded, dst);
+    if (n_runs_) return p_.channels == 1 ? fill_runs(padded, dst) : copy_runs(padded, dst);
     if (last.stride == 2) return pairs(padded, dst);
     if (last.stride > 2) return strided(padded, dst);
-    const int64_t pitch = last.step * p_.lanes;
+    const int64_t pitch = last.step * p_.channels;
     const int taps = int(last.kernel);
     for (int64_t j = 0; j < width_; j += N) {
       Vn sum = read<V, N>(padded + j);
@@ -463,8 +472,9 @@ private:
     }
   }
 
-  // A vector of inputs at a time: each is the sum of the gradients of the windows that contain it, in rising order. Without
-  // this, windows of 3 with stride 3 on rows of 6,497 take 1.8 times as long, L2 pooling with such windows 2.7 times.
+  // Strides above 2, a vector of inputs at a time: each input is the sum of the gradients of the windows that
+  // contain it, in rising order. Without this, windows of 3 with stride 3 on rows of 6,497 take 1.8 times as long,
+  // L2 pooling with such windows 2.7 times.
   void strided(const V* padded, V* dst) const {
     const Axis& last = walk_.last();
     const int64_t covers = ceil_div(last.kernel, last.stride), first = tile_ - last.origin,
@@ -497,42 +507,45 @@ private:
     for (int64_t r = 0; r < n_runs_; ++r) {
       const Run& run = runs_[r];
       for (int64_t i = run.begin; i < run.end; ++i) {
-        const V* from = padded + run.first * p_.lanes;
-        V* to = dst + i * p_.lanes;
+        const V* from = padded + run.first * p_.channels;
+        V* to = dst + i * p_.channels;
         if (run.n == 1) {
-          for (int64_t c = 0; c < p_.lanes; c += N) write(to + c, read<V, N>(from + c));
+          for (int64_t c = 0; c < p_.channels; c += N) write(to + c, read<V, N>(from + c));
           continue;
         }
-        for (int64_t c = 0; c < p_.lanes; c += N) {
+        for (int64_t c = 0; c < p_.channels; c += N) {
           Vn value = run.n ? read<V, N>(from + c) : Vn{};
-          for (int64_t k = 1; k < run.n; ++k) value += read<V, N>(from + k * skip_ * p_.lanes + c);
+          for (int64_t k = 1; k < run.n; ++k) value += read<V, N>(from + k * skip_ * p_.channels + c);
           write(to + c, value);
         }
       }
     }
   }
 
-  // Row o of a slab of gradients as its windows' inputs get it, between zeros.
+  // Row o of a slab of gradients, divided where divisors come first, and padded with zeros.
   const V* scaled(const Slab& slab, int64_t o) {
-    const int64_t n = (columns_.real_hi - columns_.real_lo) * p_.lanes, stride = p_.x.pooled[p_.n_axes - 1];
+    const int64_t n = (columns_.real_hi - columns_.real_lo) * p_.channels,
+                  stride = p_.x.pooled[p_.n_axes - 1];
     const Row row{walk_.plane(p_.x) + slab.grad + o * p_.x.pooled[p_.n_axes - 2] + columns_.real_lo * stride,
-                  stride, p_.x.lane, columns_.real_hi - columns_.real_lo, p_.lanes};
+                  stride, p_.x.channel, columns_.real_hi - columns_.real_lo, p_.channels};
     const V* from = reinterpret_cast<const V*>(row.data);
-    if (!stored_as<V>(p_.x_type) || !row.packed(sizeof(V)) || !readable_.holds(from, whole_vectors<V>(n))) {
-      load_(row, raw_);
-      from = raw_;
+    if (!stored_as<V>(p_.x_type) || !row.is_contiguous(sizeof(V)) ||
+        !readable_.contains(from, whole_vectors<V>(n))) {
+      load_(row, loaded_);
+      from = loaded_;
     }
-    V* to = padded_ + (columns_.real_lo - columns_.first) * p_.lanes;
-    const V outer = V(uniform_ ? 1 : most(1, slab.share * row_share(o)));
-    if (early_)
-      finished([=](auto finish) {
+    V* to = padded_ + (columns_.real_lo - columns_.first) * p_.channels;
+    const V outer = V(uniform_ ? 1 : max(1, slab.share * row_share(o)));
+    if (divides_early_)
+      with_finish([=](auto finish) {
         for (int64_t j = 0; j < n; j += N) write(to + j, finish(read<V, N>(from + j)));
       });
     else if (uniform_)
       for (int64_t j = 0; j < n; j += N) write(to + j, read<V, N>(from + j));
     else
-      for (int64_t j = 0; j < n; j += N) write(to + j, read<V, N>(from + j) / (read<V, N>(by_ + j) * outer));
-    const int64_t rest = (columns_.first + columns_.count - columns_.real_hi) * p_.lanes;
+      for (int64_t j = 0; j < n; j += N)
+        write(to + j, read<V, N>(from + j) / (read<V, N>(divisors_ + j) * outer));
+    const int64_t rest = (columns_.first + columns_.count - columns_.real_hi) * p_.channels;
     for (int64_t j = 0; j < rest; j += N) write(to + n + j, Vn{});
     return padded_;
   }
@@ -549,19 +562,19 @@ private:
   const Axis& rows_;
   Sizes sizes_;
   Columns columns_{single_axis(1), 0, 1};
-  int64_t width_, tile_ = -1, n_runs_ = 0,
-                  skip_ = 1;  // skip: from one output that holds an input to the next
+  int64_t width_, tile_ = -1, n_runs_ = 0;
+  int64_t skip_ = 1;  // the distance between outputs that have a tap at the same input
   Load<V> load_;
   Store<V> store_;
-  bool follow_, uniform_, early_, straight_, times_;
-  V by_all_, inverse_;
+  bool contiguous_, uniform_, divides_early_, copies_, multiplies_;
+  V divisor_, inverse_;
   const Readable readable_;  // of the gradients
-  V *padded_, *by_, *raw_, *kept_, *row_;
+  V *padded_, *divisors_, *loaded_, *spread_, *row_;
   Run* runs_;
-  Phase phases_[Columns::most_stride];
+  Phase phases_[Columns::max_stride];
   char* rest_;  // of the scratch
   UnsignedLike<V>* valid_;
-  int strips_ = 0;
+  int strip_kernel_ = 0;
 };
 
 }  // namespace

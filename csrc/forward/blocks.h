@@ -1,8 +1,10 @@
-// Blocks: windows that share little or nothing, such as whole planes, the windows of adaptive pooling, or windows with a
-// stride of their own length. The rows of a window are folded into one, in registers; this row is then folded into its
-// outputs. With codes, the best of each column is kept with the number of its row: the earliest row wins, and in it the
-// earliest column. Without this engine adaptive max pooling with indices from 56 x 56 to 7 x 7 takes 7.8 times as long,
-// global average pooling of 7 x 7 (ResNet) 5.4 times.
+// Blocks: disjoint windows, such as whole planes or windows with a stride of their own length, and those of
+// adaptive pooling. The rows of a window are folded into one, in registers; this row is then reduced to its
+// outputs. With offsets, the best of each column is stored with its row number: ties go to the earliest row, then
+// to the earliest column.
+// Called by selection.h. Interleaved channels, conversions between dtypes and Lp pooling stay out. Without this
+// engine adaptive max pooling with indices from 56 x 56 to 7 x 7 takes 7.8 times as long, global average pooling
+// of 7 x 7 (ResNet) 5.4 times.
 #pragma once
 
 #include "forward/general.h"
@@ -11,33 +13,36 @@
 namespace ndpool {
 namespace {
 
-template <class R, class S, bool coded> struct Blocks {
+template <class R, class S, bool indexed> struct Blocks {
   static constexpr const char* engine = "blocks";
   using V = typename R::V;
-  static constexpr int N = wide<V>, broad = 4, few = 4;
-  static constexpr int64_t most_copied = 64;  // rows at the end of the array
-  static constexpr int64_t many_rows = 16;    // of a plane, whose sums wait for each other
-  static constexpr bool can_be_nan = R::picks && is_real<V>;
-  static constexpr bool columned = sizeof(V) >= 4 && !coded;  // few lanes: rows become columns in a few steps
-  static_assert(!coded || is_real<V>, "the number of a row has as many bits as a value");
+  static constexpr int N = wide<V>;
+  static constexpr int strip_vectors = 4;     // of a column strip
+  static constexpr int batch = 4;             // planes reduced together
+  static constexpr int64_t max_copied = 64;   // rows at the end of the array that are copied
+  static constexpr int64_t long_column = 16;  // rows of a plane above which a batch takes turns
+  static constexpr bool can_be_nan = R::is_max && is_real<V>;
+  // Vectors of few lanes are transposed in a few steps.
+  static constexpr bool transposes = sizeof(V) >= 4 && !indexed;
+  static_assert(!indexed || is_real<V>, "the number of a row has as many bits as a value");
   using Vn = Vec<V, N>;
   using C = UnsignedLike<V>;
   using Cn = Vec<C, N>;
   static constexpr int64_t row_elements = 16 * 1024 / sizeof(V);
 
-  static bool serves(const Problem& p) {
-    if (p.lanes != 1 || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
+  static bool supports(const Problem& p) {
+    if (p.channels != 1 || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
     const int last = p.n_axes - 1;
     if (p.x.pooled[last] != sizeof(S) || (p.axes[last].regular() && p.axes[last].step != 1)) return false;
     for (int a = 0; a < p.n_axes; ++a) {
       const Axis& axis = p.axes[a];
       if (axis.regular() ? axis.stride < axis.kernel && axis.out > 1 : axis.table_stride != 0) return false;
     }
-    return !coded || !split_faster(p);
+    return !indexed || !split_faster(p);
   }
 
-  // Codes of small windows whose width does not divide a vector are found one by one: of a few rows the general engine,
-  // which brings their columns side by side, is faster.
+  // Offsets of small windows whose width does not divide a vector are found window by window. For a few rows the
+  // general engine is faster: it gathers the elements under each tap into vectors.
   static bool split_faster(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
     return p.n_axes < 3 && last.regular() && last.out > 1 && last.stride <= 8 &&
@@ -46,78 +51,77 @@ template <class R, class S, bool coded> struct Blocks {
 
   static void prepare(Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    const int64_t per_output = most(1, last.regular() ? last.stride : last.size / most(1, last.out));
-    p.tile = most(1, least(last.out, row_elements / per_output));
+    const int64_t per_output = max(1, last.regular() ? last.stride : last.size / max(1, last.out));
+    p.tile = max(1, min(last.out, row_elements / per_output));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
     p.scratch = Scratch::bytes<V>(row_length(p)) + Scratch::bytes<S>(row_length(p)) +
-                (coded ? Scratch::bytes<C>(row_length(p)) : 0);
+                (indexed ? Scratch::bytes<C>(row_length(p)) : 0);
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     while (begin < end) {
       Blocks work(p, begin, memory);
       const int64_t done = work.planes(end - begin);
-      const int64_t next = done > 0 ? begin + done : done == 0 ? least(end, begin + few) : end;
-      if (done <= 0) work.many(begin, next);
+      const int64_t next = done > 0 ? begin + done : done == 0 ? min(end, begin + batch) : end;
+      if (done <= 0) work.reduce_units(begin, next);
       begin = next;
     }
   }
 
 private:
-  // Where the rows of a unit's windows are, and what they mean.
-  struct Rows {
+  // The rows of the windows of one unit.
+  struct WindowRows {
     const S* x;
     int64_t slabs, rows, slab_pitch, row_pitch;
-    int64_t slab_tap, row_tap;  // of the first row
-    int64_t slab_at, row_at;    // its place in the plane
-    int64_t share;              // of the divisor
+    int64_t slab_tap, row_tap;      // tap numbers of the first row
+    int64_t slab_index, row_index;  // its indices in the plane
+    int64_t share;                  // of the outer axes, in the divisor
     int64_t count() const { return slabs * rows; }
   };
 
   const Problem& p_;
   Walk<Over::outputs> walk_;
   V* folded_;
-  S* edge_;               // a row at the end of the array
-  C* numbers_ = nullptr;  // of the rows they are from
-  Range full_;            // outputs with whole windows
+  S* edge_;                   // a copied row at the end of the array
+  C* row_numbers_ = nullptr;  // for each element of folded_
+  Range interior_;            // outputs whose windows are whole
   const Readable readable_;
-  const int64_t ahead_;  // to elements to ask for, or 0
-  bool even_;            // planes of one output each, at the same distance
-  bool packed_codes_;    // codes lie side by side, and 32 bits hold every place in a slab
+  const int64_t prefetch_distance_;  // 0: no prefetch
+  bool single_outputs_;              // planes of one output each, contiguous in memory
+  bool packed_offsets_;              // offsets are contiguous, and 32 bits hold every index in a slab
 
-  // Of a folded row, and what vectors may read beyond it.
+  // Elements of a folded row, and what vectors may read past its end.
   static int64_t row_length(const Problem& p) {
-    return ceil_div(widest(p.axes[p.n_axes - 1], p.tile), N) * N + 8 * N;
+    return ceil_div(max_inputs(p.axes[p.n_axes - 1], p.tile), N) * N + 8 * N;
   }
 
   Blocks(const Problem& p, int64_t begin, char* memory)
       : p_(p), walk_(p, begin), readable_(p, p.x, sizeof(S), Over::inputs),
-        ahead_(comes_from_far(p) ? fetched_ahead(windows_below(p), sizeof(S), 1) : 0) {
+        prefetch_distance_(input_exceeds_cache(p) ? prefetch_distance(window_row_distance(p), sizeof(S), 1)
+                                                  : 0) {
     Scratch scratch(memory);
     folded_ = scratch.take<V>(row_length(p));
     edge_ = scratch.take<S>(row_length(p));
-    if constexpr (coded) numbers_ = scratch.take<C>(row_length(p));
+    if constexpr (indexed) row_numbers_ = scratch.take<C>(row_length(p));
     const Axis& last = p.axes[p.n_axes - 1];
-    full_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
-    const int64_t item = p.extra == Extra::offset8 ? 1 : p.extra == Extra::offset32 ? 4 : 8;
-    packed_codes_ = p.extra_array.pooled[p.n_axes - 1] == item &&
-                    last.size * (p.n_axes > 1 ? p.axes[p.n_axes - 2].size : 1) < int64_t(UINT32_MAX);
-    even_ = columned && last.out == 1 && p.rows == 1 && p.n_lead <= 1 && p.y.lead[0] == sizeof(S);
+    interior_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
+    packed_offsets_ = p.extra_array.pooled[p.n_axes - 1] == size_of(p.extra) &&
+                      last.size * (p.n_axes > 1 ? p.axes[p.n_axes - 2].size : 1) < int64_t(UINT32_MAX);
+    single_outputs_ = transposes && last.out == 1 && p.rows == 1 && p.n_lead <= 1 && p.y.lead[0] == sizeof(S);
   }
 
-  // Elements from the rows of a window to those of the one below.
-  static int64_t windows_below(const Problem& p) {
+  // Elements from the rows of one window to those of the window below.
+  static int64_t window_row_distance(const Problem& p) {
     const int a = p.n_axes - 2;
     if (a < 0) return p.tile;
     const Axis& axis = p.axes[a];
-    return (axis.regular() ? axis.stride : axis.size / most(1, axis.out)) * p.x.pooled[a] /
-           int64_t(sizeof(S));
+    return (axis.regular() ? axis.stride : axis.size / max(1, axis.out)) * p.x.pooled[a] / int64_t(sizeof(S));
   }
 
-  Rows rows() const {
+  WindowRows rows() const {
     const int n = p_.n_axes - 1;
-    Rows got{reinterpret_cast<const S*>(walk_.plane(p_.x)), 1, 1, 0, 0, 0, 0, 0, 0, 1};
+    WindowRows result{reinterpret_cast<const S*>(walk_.plane(p_.x)), 1, 1, 0, 0, 0, 0, 0, 0, 1};
     const auto add = [&](int a, int64_t& taps, int64_t& pitch, int64_t& tap, int64_t& at) {
       const Axis& axis = walk_.axis(a);
       const int64_t o = walk_.at(a), item = p_.x.pooled[a] / int64_t(sizeof(S));
@@ -126,30 +130,31 @@ private:
       tap = w.lead;
       at = begin_of(axis, o) + w.lead * axis.step;
       pitch = axis.step * item;
-      got.x += w.start * item;
-      if (p_.divide && !p_.divisor) got.share *= ndpool::share(axis, o);
+      result.x += w.start * item;
+      if (p_.divide && !p_.divisor) result.share *= ndpool::share(axis, o);
     };
-    if (n >= 1) add(n - 1, got.rows, got.row_pitch, got.row_tap, got.row_at);
-    if (n == 2) add(0, got.slabs, got.slab_pitch, got.slab_tap, got.slab_at);
-    return got;
+    if (n >= 1) add(n - 1, result.rows, result.row_pitch, result.row_tap, result.row_index);
+    if (n == 2) add(0, result.slabs, result.slab_pitch, result.slab_tap, result.slab_index);
+    return result;
   }
 
-  int64_t own_share(int64_t o) const {
-    return o >= full_.lo && o < full_.hi ? p_.axes[p_.n_axes - 1].uncropped : share(walk_.last(), o);
+  int64_t column_share(int64_t o) const {
+    return o >= interior_.lo && o < interior_.hi ? p_.axes[p_.n_axes - 1].uncropped : share(walk_.last(), o);
   }
 
   template <class T> static T merge(T later, T best) {
-    if constexpr (R::picks)
+    if constexpr (R::is_max)
       return R::beats(later, best) ? later : best;
     else
       return best + later;
   }
 
-  // Columns [0, n) of all rows, one row after the other, `x` being the first; true if a NaN was met, be it a little
-  // beyond the last column. Vectors may read beyond a row, but not beyond the array: the last rows may have to be copied.
-  bool fold(const Rows& all, const S* x, int64_t n, V* to) const {
-    Vn seen[broad] = {};
-    Rows rows = all;
+  // Folds columns [0, n) of all rows, of which `x` is the first. True if they contain a NaN; elements a little
+  // past the last column count, too. Vectors may read past a row, but not past the array, so the last rows may
+  // have to be copied.
+  bool fold(const WindowRows& all, const S* x, int64_t n, V* to) const {
+    Vn nan_sum[strip_vectors] = {};
+    WindowRows rows = all;
     if (rows.slabs > 1 && rows.slab_pitch == rows.rows * rows.row_pitch) {
       rows.rows *= rows.slabs;
       rows.slabs = 1;
@@ -157,194 +162,202 @@ private:
     int64_t vectors = ceil_div(n, N), copied = 0;
     const S* last = x + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch;
     if (rows.slabs == 1)
-      while (copied < least(rows.rows, most_copied) &&
-             !readable_.holds(last - copied * rows.row_pitch, vectors * N))
+      while (copied < min(rows.rows, max_copied) &&
+             !readable_.contains(last - copied * rows.row_pitch, vectors * N))
         ++copied;
-    if (copied < rows.rows && !readable_.holds(last - copied * rows.row_pitch, vectors * N)) {
+    if (copied < rows.rows && !readable_.contains(last - copied * rows.row_pitch, vectors * N)) {
       vectors = n / N;
       copied = 0;
     }
     rows.rows -= copied;
-    // Rows that share a page of memory are better read one by one.
-    const bool one_by_one = vectors > broad && rows.row_pitch * int64_t(sizeof(S)) < 4096;
-    int64_t k = one_by_one ? stream(rows, x, vectors, to, seen) : 0;
+    // Short rows, several of which share a page of memory, are faster read row by row.
+    const bool row_by_row = vectors > strip_vectors && rows.row_pitch * int64_t(sizeof(S)) < 4096;
+    int64_t k = row_by_row ? fold_row_by_row(rows, x, vectors, to, nan_sum) : 0;
     if (rows.rows == 0) k = vectors;
-    for (; k + broad <= vectors; k += broad)
-      strip<broad>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
+    for (; k + strip_vectors <= vectors; k += strip_vectors)
+      strip<strip_vectors>(rows, x + k * N, to + k * N, row_numbers_ + k * N, nan_sum);
     if (vectors - k == 3)
-      strip<3>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
+      strip<3>(rows, x + k * N, to + k * N, row_numbers_ + k * N, nan_sum);
     else if (vectors - k == 2)
-      strip<2>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
+      strip<2>(rows, x + k * N, to + k * N, row_numbers_ + k * N, nan_sum);
     else if (vectors - k == 1)
-      strip<1>(rows, x + k * N, to + k * N, numbers_ + k * N, seen);
+      strip<1>(rows, x + k * N, to + k * N, row_numbers_ + k * N, nan_sum);
     for (int64_t r = rows.rows; r < rows.rows + copied; ++r) {
       copy_exactly(x + r * rows.row_pitch, edge_, n);
       for (int64_t v = 0; v < vectors; ++v)
-        fold_into(edge_ + v * N, r, to + v * N, numbers_ + v * N, seen[0]);
+        fold_into(edge_ + v * N, r, to + v * N, row_numbers_ + v * N, nan_sum[0]);
     }
     bool nan = false;
-    for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j], numbers_ + j);
-    return nan || nan_in(seen);
+    for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j], row_numbers_ + j);
+    return nan || nan_in(nan_sum);
   }
 
-  // A vector of row `number` into what is folded so far.
+  // Folds a vector of row `number` into the result so far.
   __attribute__((always_inline)) static inline void fold_into(const S* x, int64_t number, V* to, C* numbers,
-                                                              Vn& seen) {
+                                                              Vn& nan_sum) {
     const Vn v = read_as<V, N>(x);
-    if constexpr (can_be_nan) seen += v;
+    if constexpr (can_be_nan) nan_sum += v;
     if (number == 0) {
       write(to, v);
-      if constexpr (coded) write(numbers, Cn{});
+      if constexpr (indexed) write(numbers, Cn{});
       return;
     }
     const Vn acc = read<V, N>(to);
     write(to, merge(v, acc));
-    if constexpr (coded) write(numbers, R::beats(v, acc) ? Cn{} + C(number) : read<C, N>(numbers));
+    if constexpr (indexed) write(numbers, R::beats(v, acc) ? Cn{} + C(number) : read<C, N>(numbers));
   }
 
-  // Sums of all elements: a NaN stays in them. Opposite infinities look like one, and are then looked at.
-  template <class T> static bool nan_in(const T (&sums)[broad]) {
+  // Whether the sums of all elements are NaN: they are if an element is. Opposite infinities sum to NaN, too; the
+  // exact path then settles it.
+  template <class T> static bool nan_in(const T (&sums)[strip_vectors]) {
     if constexpr (!can_be_nan) return false;
     const T sum = sums[0] + sums[1] + (sums[2] + sums[3]);
     return any(sum != sum);
   }
 
-  // The vectors of a row, then those of the next, four at a time; what is folded so far waits in L1.
-  int64_t stream(const Rows& rows, const S* x, int64_t vectors, V* to, Vn (&seen)[broad]) const {
-    const int64_t end = vectors / broad * broad;
+  // Folds row by row, four vectors at a time; the result so far stays in L1.
+  int64_t fold_row_by_row(const WindowRows& rows, const S* x, int64_t vectors, V* to,
+                          Vn (&nan_sum)[strip_vectors]) const {
+    const int64_t end = vectors / strip_vectors * strip_vectors;
     int64_t number = 0;
     for (int64_t s = 0; s < rows.slabs; ++s)
       for (int64_t r = 0; r < rows.rows; ++r, ++number) {
         const S* from = x + s * rows.slab_pitch + r * rows.row_pitch;
-        for (int64_t k = 0; k < end; k += broad)
-          for (int w = 0; w < broad; ++w)
-            fold_into(from + (k + w) * N, number, to + (k + w) * N, numbers_ + (k + w) * N, seen[w]);
+        for (int64_t k = 0; k < end; k += strip_vectors)
+          for (int w = 0; w < strip_vectors; ++w)
+            fold_into(from + (k + w) * N, number, to + (k + w) * N, row_numbers_ + (k + w) * N, nan_sum[w]);
       }
     return end;
   }
 
-  // W vectors of L elements; with codes also the numbers of the rows.
+  // Folds a strip of W vectors of L elements; with offsets, also stores the row numbers.
   template <int W, int L = N> __attribute__((always_inline)) inline void
-  strip(const Rows& rows, const S* x, V* to, C* numbers, Vec<V, L> (&seen)[broad]) const {
+  strip(const WindowRows& rows, const S* x, V* to, C* numbers, Vec<V, L> (&nan_sum)[strip_vectors]) const {
     Vec<V, L> acc[W];
     Vec<C, L> from_row[W];
     for (int w = 0; w < W; ++w) {
       acc[w] = read_as<V, L>(x + w * L);
-      if constexpr (can_be_nan) seen[w] += acc[w];
+      if constexpr (can_be_nan) nan_sum[w] += acc[w];
       from_row[w] = Vec<C, L>{};
     }
-    int64_t first = 1;
-    C number = 1;
-    for (int64_t s = 0; s < rows.slabs; ++s, x += rows.slab_pitch, first = 0) {
-      const S* from = x + first * rows.row_pitch;
-      for (int64_t r = first; r < rows.rows; ++r, ++number, from += rows.row_pitch)
-        for (int w = 0; w < W; ++w) {
-          if (ahead_) fetch(from + ahead_ + w * L);
-          const Vec<V, L> v = read_as<V, L>(from + w * L);
-          if constexpr (can_be_nan) seen[w] += v;
-          if constexpr (coded) from_row[w] = R::beats(v, acc[w]) ? Vec<C, L>{} + number : from_row[w];
-          acc[w] = merge(v, acc[w]);
-        }
-    }
+    const auto fold_rows = [&](auto prefetches) __attribute__((always_inline)) {
+      int64_t first = 1;
+      C number = 1;
+      for (int64_t s = 0; s < rows.slabs; ++s, x += rows.slab_pitch, first = 0) {
+        const S* from = x + first * rows.row_pitch;
+        for (int64_t r = first; r < rows.rows; ++r, ++number, from += rows.row_pitch)
+          for (int w = 0; w < W; ++w) {
+            if constexpr (prefetches) prefetch(from + prefetch_distance_ + w * L);
+            const Vec<V, L> v = read_as<V, L>(from + w * L);
+            if constexpr (can_be_nan) nan_sum[w] += v;
+            if constexpr (indexed) from_row[w] = R::beats(v, acc[w]) ? Vec<C, L>{} + number : from_row[w];
+            acc[w] = merge(v, acc[w]);
+          }
+      }
+    };
+    if (prefetch_distance_)
+      fold_rows(std::true_type{});
+    else
+      fold_rows(std::false_type{});
     for (int w = 0; w < W; ++w) {
       write(to + w * L, acc[w]);
-      if constexpr (coded) write(numbers + w * L, from_row[w]);
+      if constexpr (indexed) write(numbers + w * L, from_row[w]);
     }
   }
 
-  static bool column(const Rows& rows, const S* x, V& to, C* number) {
+  static bool column(const WindowRows& rows, const S* x, V& to, C* number) {
     bool nan = false;
-    if constexpr (coded) *number = 0;
+    if constexpr (indexed) *number = 0;
     for (int64_t s = 0; s < rows.slabs; ++s)
       for (int64_t r = 0; r < rows.rows; ++r) {
         const V v = load_as<V>(x[s * rows.slab_pitch + r * rows.row_pitch]);
         nan |= is_nan(v);
-        if constexpr (coded)
+        if constexpr (indexed)
           if (s + r && R::beats(v, to)) *number = C(s * rows.rows + r);
         to = s + r ? merge(v, to) : v;
       }
     return nan;
   }
 
-  // Units of several outputs.
-  void many(int64_t begin, int64_t end) {
+  // Reduces units of several outputs.
+  void reduce_units(int64_t begin, int64_t end) {
     const int last = p_.n_axes - 1;
     const Axis& axis = p_.axes[last];
     const int64_t step = p_.y.pooled[last], extra_step = p_.extra_array.pooled[last];
-    const bool whole = axis.regular() && axis.stride == axis.kernel && axis.kernel <= 16 && step == sizeof(S);
+    const bool tiled = axis.regular() && axis.stride == axis.kernel && axis.kernel <= 16 && step == sizeof(S);
     for (int64_t unit = begin; unit < end; ++unit, walk_.next()) {
-      const Rows rows = this->rows();
+      const WindowRows rows = this->rows();
       const int64_t first = walk_.tile_begin(), n = walk_.tile_end() - first;
-      const Span in = touched(walk_.last(), first, first + n);
-      // A single row stays where it lies.
+      const Span in = inputs_touched(walk_.last(), first, first + n);
+      // A single row is reduced in place.
       const V* folded = folded_;
       bool nan = false;
       if constexpr (std::is_same_v<S, V>)
-        if (rows.count() == 1 && !whole && readable_.holds(rows.x, in.to + N)) {
+        if (rows.count() == 1 && !tiled && readable_.contains(rows.x, in.to + N)) {
           folded = rows.x + in.from;
           if constexpr (can_be_nan) nan = may_hold_nan(folded, in.to - in.from);
         }
       if (rows.count() && folded == folded_) nan = fold(rows, rows.x + in.from, in.to - in.from, folded_);
       char* y = walk_.row(p_.y, first, first + n).data;
-      char* extra = coded ? walk_.row(p_.extra_array, first, first + n).data : nullptr;
-      const auto alone = [&](int64_t o) {
+      char* extra = indexed ? walk_.row(p_.extra_array, first, first + n).data : nullptr;
+      const auto reduce_output = [&](int64_t o) {
         const Window w = window(walk_.last(), first + o);
         const V* from = folded + (w.start - in.from);
         V best = R::init();
-        if constexpr (coded)
+        if constexpr (indexed)
           if (rows.count() && w.taps && !nan && folded == folded_) {
-            const C* number = numbers_ + (w.start - in.from);
+            const C* number = row_numbers_ + (w.start - in.from);
             C row = 0;
             int64_t column = 0;
             first_best(from, number, w.taps, row, column);
             const int64_t slab = rows.slabs > 1 ? int64_t(row) / rows.rows : 0;
-            settle(rows, w, first + o, slab, int64_t(row) - slab * rows.rows, column,
-                   *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
+            write_result(rows, w, first + o, slab, int64_t(row) - slab * rows.rows, column,
+                         *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
             return;
           }
         if (rows.count() && w.taps)
-          best = nan ? window_alone<R>(from, w.taps) : window_alone<R, false>(from, w.taps);
-        if constexpr (!R::picks) best = mean(best, divisor(rows, first + o));
+          best = nan ? reduce_window<R>(from, w.taps) : reduce_window<R, false>(from, w.taps);
+        if constexpr (!R::is_max) best = mean(best, divisor(rows, first + o));
         finish(rows, w, first + o, nan, best, *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
       };
       int64_t o = 0;
-      for (const int64_t clipped = least(n, full_.lo - first); o < clipped; ++o) alone(o);
-      if (!nan && rows.count() && whole && o < full_.hi - first) {
-        const int64_t wholes = least(n, full_.hi - first) - o, skipped = begin_of(axis, first + o) - in.from;
+      for (const int64_t clipped = min(n, interior_.lo - first); o < clipped; ++o) reduce_output(o);
+      if (!nan && rows.count() && tiled && o < interior_.hi - first) {
+        const int64_t count = min(n, interior_.hi - first) - o, skipped = begin_of(axis, first + o) - in.from;
         S* to = reinterpret_cast<S*>(y) + o;
-        if constexpr (coded)
-          o += regular_codes(rows, first + o, wholes, skipped, to, extra + o * extra_step);
+        if constexpr (indexed)
+          o += regular_indexed(rows, first + o, count, skipped, to, extra + o * extra_step);
         else
-          o += regular(rows, wholes, folded_ + skipped, to);
+          o += regular(rows, count, folded_ + skipped, to);
       }
-      for (; o < n; ++o) alone(o);
+      for (; o < n; ++o) reduce_output(o);
     }
   }
 
-  // The best of a folded row: of equals the one of the earliest row, then of the earliest column.
+  // The best of a folded row: ties go to the earliest row, then to the earliest column.
   static void first_best(const V* from, const C* number, int64_t taps, C& row, int64_t& column) {
     Cn lane;
     for (int k = 0; k < N; ++k) lane[k] = C(k);
-    Vn best = all_of<Vn>(R::init());
+    Vn best = broadcast<Vn>(R::init());
     Cn best_row = ~Cn{}, best_column = ~Cn{};
     for (int64_t t = 0; t < taps; t += N) {
-      const auto inside = lane < C(least(taps - t, N));
-      const Vn v = inside ? read<V, N>(from + t) : all_of<Vn>(R::init());
-      const Cn here = inside ? read<C, N>(number + t) : ~Cn{};
-      const auto better = R::beats(v, best) | ((v == best) & (here < best_row));
+      const auto inside = lane < C(min(taps - t, N));
+      const Vn v = inside ? read<V, N>(from + t) : broadcast<Vn>(R::init());
+      const Cn row_number = inside ? read<C, N>(number + t) : ~Cn{};
+      const auto better = R::beats(v, best) | ((v == best) & (row_number < best_row));
       best = better ? v : best;
-      best_row = better ? here : best_row;
+      best_row = better ? row_number : best_row;
       best_column = better ? lane + C(t) : best_column;
     }
     const auto lowest = [](Cn v) { return reduce(v, [](Cn a, Cn b) { return a < b ? a : b; }); };
     const auto equal = best == reduce(best, [](Vn a, Vn b) { return merge(a, b); });
     best_row = equal ? best_row : ~Cn{};
-    const Cn least_row = lowest(best_row);
-    row = least_row[0];
-    column = int64_t(lowest((equal & (best_row == least_row)) ? best_column : ~Cn{})[0]);
+    const Cn min_row = lowest(best_row);
+    row = min_row[0];
+    column = int64_t(lowest((equal & (best_row == min_row)) ? best_column : ~Cn{})[0]);
   }
 
-  // All elements together, in every element.
+  // Reduces a vector, to the same value in every lane.
   template <class T, class F> __attribute__((always_inline)) static inline T reduce(T v, F&& f) {
     if constexpr (N >= 16) v = f(shifted<N >= 16 ? 8 : 0>(v, v), v);
     if constexpr (N >= 8) v = f(shifted<N >= 8 ? 4 : 0>(v, v), v);
@@ -352,104 +365,102 @@ private:
     return f(shifted<1>(v, v), v);
   }
 
-  // What a sum becomes: divided or not.
   template <class T, class By> T mean(T sum, By by) const { return p_.divide ? T(sum / by) : sum; }
 
-  V divisor(const Rows& rows, int64_t o) const {
-    return V(p_.divisor ? p_.divisor : most(1, rows.share * own_share(o)));
+  V divisor(const WindowRows& rows, int64_t o) const {
+    return V(p_.divisor ? p_.divisor : max(1, rows.share * column_share(o)));
   }
 
-  // Whole windows that follow each other without a gap; returns how many were done.
-  int64_t regular(const Rows& rows, int64_t n, const V* from, S* y) const {
+  // Reduces whole windows without gaps between them; returns how many. Other widths return 0.
+  int64_t regular(const WindowRows& rows, int64_t n, const V* from, S* y) const {
     switch (p_.axes[p_.n_axes - 1].kernel) {
     case 2:
-      return zipped<2>(rows, n, from, y);
+      return reduce_unzipped<2>(rows, n, from, y);
     case 4:
-      return zipped<4>(rows, n, from, y);
+      return reduce_unzipped<4>(rows, n, from, y);
     case 8:
-      return zipped<8>(rows, n, from, y);
+      return reduce_unzipped<8>(rows, n, from, y);
     case 3:
-      return counted<3>(rows, n, from, y);
+      return reduce_strided<3>(rows, n, from, y);
     case 5:
-      return counted<5>(rows, n, from, y);
+      return reduce_strided<5>(rows, n, from, y);
     case 6:
-      return counted<6>(rows, n, from, y);
+      return reduce_strided<6>(rows, n, from, y);
     case 7:
-      return counted<7>(rows, n, from, y);
+      return reduce_strided<7>(rows, n, from, y);
     case 10:
-      return counted<10>(rows, n, from, y);
+      return reduce_strided<10>(rows, n, from, y);
     default:
       return 0;
     }
   }
 
-  // A vector of outputs, and a few of them.
-  template <int L> void put(Vec<V, L> best, V by, S* y) const {
-    if constexpr (!R::picks) best = mean(best, by);
-    write_as<L, R::picks, S, V>(y, best);
+  // Store a whole vector of outputs, or n of them.
+  template <int L> void store(Vec<V, L> best, V by, S* y) const {
+    if constexpr (!R::is_max) best = mean(best, by);
+    write_as<L, R::is_max, S, V>(y, best);
   }
-  void put_some(const V* best, int64_t n, V by, S* y) const {
-    in_vectors(n, [&](int64_t j) { y[j] = store_as<S>(R::picks ? best[j] : mean(best[j], by)); });
+  void store_some(const V* best, int64_t n, V by, S* y) const {
+    in_vectors(n, [&](int64_t j) { y[j] = store_as<S>(R::is_max ? best[j] : mean(best[j], by)); });
   }
 
-  // Windows of K columns, for K that vectors can be halved by.
-  template <int K> int64_t zipped(const Rows& rows, int64_t n, const V* from, S* y) const {
-    const V by = divisor(rows, full_.lo);
+  // Windows of K columns, where K is a power of two: unzipping brings equal taps into one vector.
+  template <int K> int64_t reduce_unzipped(const WindowRows& rows, int64_t n, const V* from, S* y) const {
+    const V by = divisor(rows, interior_.lo);
     for (int64_t o = 0; o < n; o += N, from += K * N) {
       Vn x[K];
       for (int k = 0; k < K; ++k) x[k] = read<V, N>(from + k * N);
       unzip(x);
       for (int k = 1; k < K; ++k) x[0] = merge(x[k], x[0]);
       if (o + N <= n) {
-        put<N>(x[0], by, y + o);
+        store<N>(x[0], by, y + o);
       } else {
         V some[N];
         write(some, x[0]);
-        put_some(some, n - o, by, y + o);
+        store_some(some, n - o, by, y + o);
       }
     }
     return n;
   }
 
-  // The same with codes: of equals the one of the earliest row, then of the earliest column.
-  int64_t regular_codes(const Rows& rows, int64_t first, int64_t n, int64_t skipped, S* y,
-                        char* extra) const {
+  // `regular` with offsets: ties go to the earliest row, then to the earliest column.
+  int64_t regular_indexed(const WindowRows& rows, int64_t first, int64_t n, int64_t skipped, S* y,
+                          char* extra) const {
     constexpr int half = N >= 8 ? N / 2 : N;
     const int64_t kernel = p_.axes[p_.n_axes - 1].kernel;
-    if (rows.slabs != 1 || !packed_codes_ || sizeof(V) < 4) return 0;
-    const Folded from{folded_ + skipped, numbers_ + skipped};
+    if (rows.slabs != 1 || !packed_offsets_ || sizeof(V) < 4) return 0;
+    const Folded from{folded_ + skipped, row_numbers_ + skipped};
     if (kernel == 4)
-      return n > half ? zipped_codes<4, N>(rows, first, n, from, y, extra)
-                      : zipped_codes<4, half>(rows, first, n, from, y, extra);
+      return n > half ? unzip_indexed<4, N>(rows, first, n, from, y, extra)
+                      : unzip_indexed<4, half>(rows, first, n, from, y, extra);
     if (kernel == 8)
-      return n > half ? zipped_codes<8, N>(rows, first, n, from, y, extra)
-                      : zipped_codes<8, half>(rows, first, n, from, y, extra);
-    return kernel <= 16 ? counted_codes(rows, first, n, from, y, extra) : 0;
+      return n > half ? unzip_indexed<8, N>(rows, first, n, from, y, extra)
+                      : unzip_indexed<8, half>(rows, first, n, from, y, extra);
+    return kernel <= 16 ? scan_indexed(rows, first, n, from, y, extra) : 0;
   }
 
-  // A folded row and the numbers of the rows its elements are from.
+  // A folded row and the row number of each of its elements.
   struct Folded {
     const V* value;
     const C* number;
   };
 
-  // The first code of a row of outputs, and how much codes grow from one row of the window to the next and from one
-  // output to the next.
-  struct Counting {
+  // The first offset of a row of outputs, and its increase per row of the window and per output.
+  struct OffsetSteps {
     int64_t from;
     C per_row, per_output;
   };
-  Counting counting(const Rows& rows, int64_t first) const {
+  OffsetSteps offset_steps(const WindowRows& rows, int64_t first) const {
     const Axis &last = p_.axes[p_.n_axes - 1], over = p_.n_axes > 1 ? p_.axes[p_.n_axes - 2] : single_axis(1);
     if (p_.extra == Extra::index64)
-      return {(rows.slab_at * over.size + rows.row_at) * last.size + begin_of(last, first),
+      return {(rows.slab_index * over.size + rows.row_index) * last.size + begin_of(last, first),
               C(over.step * last.size), C(last.kernel)};
     return {(rows.slab_tap * over.kernel + rows.row_tap) * last.kernel, C(last.kernel), 0};
   }
 
-  int64_t counted_codes(const Rows& rows, int64_t first, int64_t n, Folded x, S* y, char* extra) const {
+  int64_t scan_indexed(const WindowRows& rows, int64_t first, int64_t n, Folded x, S* y, char* extra) const {
     const int64_t kernel = p_.axes[p_.n_axes - 1].kernel;
-    const Counting count = counting(rows, first);
+    const OffsetSteps steps = offset_steps(rows, first);
     for (int64_t o = 0; o < n; ++o, x.value += kernel, x.number += kernel) {
       V best = x.value[0];
       C row = x.number[0], column = 0;
@@ -462,21 +473,16 @@ private:
         column = better ? C(k) : column;
       }
       y[o] = store_as<S>(best);
-      const int64_t code = count.from + int64_t(row * count.per_row + column + C(o) * count.per_output);
-      if (p_.extra == Extra::offset8)
-        reinterpret_cast<std::uint8_t*>(extra)[o] = std::uint8_t(code);
-      else if (p_.extra == Extra::offset32)
-        reinterpret_cast<std::int32_t*>(extra)[o] = std::int32_t(code);
-      else
-        reinterpret_cast<int64_t*>(extra)[o] = code;
+      const int64_t offset = steps.from + int64_t(row * steps.per_row + column + C(o) * steps.per_output);
+      write_offset(p_.extra, extra + o * size_of(p_.extra), offset);
     }
     return n;
   }
 
-  template <int K, int L>
-  int64_t zipped_codes(const Rows& rows, int64_t first, int64_t n, Folded folded, S* y, char* extra) const {
-    const auto [from, per_row, per_output] = counting(rows, first);
-    const bool positions = p_.extra == Extra::index64;
+  template <int K, int L> int64_t unzip_indexed(const WindowRows& rows, int64_t first, int64_t n,
+                                                Folded folded, S* y, char* extra) const {
+    const auto [from, per_row, per_output] = offset_steps(rows, first);
+    const bool indices = p_.extra == Extra::index64;
     Vec<C, L> output;
     for (int j = 0; j < L; ++j) output[j] = C(j) * per_output;
     for (int64_t o = 0; o < n; o += L, output += C(L) * per_output) {
@@ -495,52 +501,53 @@ private:
         row[0] = better ? row[k] : row[0];
         column = better ? Vec<C, L>{} + C(k) : column;
       }
-      const Vec<C, L> code = row[0] * per_row + column + output + C(positions ? 0 : from);
+      const Vec<C, L> offset = row[0] * per_row + column + output + C(indices ? 0 : from);
       if (o + L <= n) {
         write_as<L, true, S, V>(y + o, x[0]);
-        write_codes<L>(p_.extra, extra, o, code, from);
+        write_offsets<L>(p_.extra, extra, o, offset, from);
       } else {
         S values[L];
-        char codes[8 * L];
+        char offsets[8 * L];
         write_as<L, true, S, V>(values, x[0]);
-        write_codes<L>(p_.extra, codes, 0, code, from);
+        write_offsets<L>(p_.extra, offsets, 0, offset, from);
         const int64_t item = p_.extra_array.pooled[p_.n_axes - 1];
         __builtin_memcpy(y + o, values, std::size_t(n - o) * sizeof(S));
-        __builtin_memcpy(extra + o * item, codes, std::size_t((n - o) * item));
+        __builtin_memcpy(extra + o * item, offsets, std::size_t((n - o) * item));
       }
     }
     return n;
   }
 
-  template <int K> int64_t counted(const Rows& rows, int64_t n, const V* from, S* y) const {
-    const V by = divisor(rows, full_.lo);
+  template <int K> int64_t reduce_strided(const WindowRows& rows, int64_t n, const V* from, S* y) const {
+    const V by = divisor(rows, interior_.lo);
     V best[N];
     for (int64_t o = 0; o < n; o += N, from += N * K) {
-      const int64_t here = least(N, n - o);
-      in_vectors(here, [&](int64_t j) {
+      const int64_t outputs = min(N, n - o);
+      in_vectors(outputs, [&](int64_t j) {
         V v = from[j * K];
         for (int k = 1; k < K; ++k) v = merge(from[j * K + k], v);
         best[j] = v;
       });
-      if (here == N)
-        put<N>(read<V, N>(best), by, y + o);
+      if (outputs == N)
+        store<N>(read<V, N>(best), by, y + o);
       else
-        put_some(best, here, by, y + o);
+        store_some(best, outputs, by, y + o);
     }
     return n;
   }
 
-  // Evenly spaced planes of narrow windows; returns how many were done, -1 for those of another kind.
+  // Reduces planes of one output each, whose windows are narrow; returns how many, or -1 for other problems.
+  // Stops at a NaN.
   int64_t planes(int64_t n) const {
-    if constexpr (columned) {
+    if constexpr (transposes) {
       constexpr int half = N >= 8 ? N / 2 : N;
       const Window w = window(walk_.last(), 0);
-      Rows rows = this->rows();
+      WindowRows rows = this->rows();
       if (rows.slabs > 1 && rows.slab_pitch == rows.rows * rows.row_pitch) {
         rows.rows *= rows.slabs;
         rows.slabs = 1;
       }
-      if (!even_ || rows.slabs != 1 || !rows.rows || !w.taps) return -1;
+      if (!single_outputs_ || rows.slabs != 1 || !rows.rows || !w.taps) return -1;
       S* y = reinterpret_cast<S*>(walk_.row(p_.y, 0, 1).data);
       if (w.taps <= half) return planes<1, half>(rows, w, n, y);
       switch (ceil_div(w.taps, N)) {
@@ -557,73 +564,73 @@ private:
     return -1;
   }
 
-  // A few at a time: while their rows become columns, the next ones are read.
-  template <int W, int L> int64_t planes(const Rows& rows, const Window& w, int64_t n, S* y) const {
+  // A batch at a time: while the rows of one are transposed, those of the next are read.
+  template <int W, int L> int64_t planes(const WindowRows& rows, const Window& w, int64_t n, S* y) const {
     const V by = divisor(rows, 0);
     const int64_t gap = p_.x.lead[0] / int64_t(sizeof(S)), pitch = rows.row_pitch;
-    const int64_t reach = (few - 1) * gap + (rows.rows - 1) * pitch + W * L;
+    const int64_t reach = (batch - 1) * gap + (rows.rows - 1) * pitch + W * L;
     const S* x = rows.x + w.start;
     int64_t o = 0;
-    for (; o + few <= n && readable_.holds(x, reach); o += few, x += few * gap) {
-      V folded[few][W * L + interleaved];
-      Vec<V, L> seen[broad] = {};
-      if (W == 1 && rows.rows > many_rows) {  // by turns, so that none waits for itself
-        Vec<V, L> acc[few];
-        for (int k = 0; k < few; ++k) acc[k] = read_as<V, L>(x + k * gap);
-        for (int k = 0; k < few && can_be_nan; ++k) seen[k] += acc[k];
+    for (; o + batch <= n && readable_.contains(x, reach); o += batch, x += batch * gap) {
+      V folded[batch][W * L + interleaved];
+      Vec<V, L> nan_sum[strip_vectors] = {};
+      if (W == 1 && rows.rows > long_column) {  // in turns, so that no addition waits for the one before it
+        Vec<V, L> acc[batch];
+        for (int k = 0; k < batch; ++k) acc[k] = read_as<V, L>(x + k * gap);
+        for (int k = 0; k < batch && can_be_nan; ++k) nan_sum[k] += acc[k];
         for (int64_t r = 1; r < rows.rows; ++r)
-          for (int k = 0; k < few; ++k) {
+          for (int k = 0; k < batch; ++k) {
             const Vec<V, L> next = read_as<V, L>(x + k * gap + r * pitch);
-            if constexpr (can_be_nan) seen[k] += next;
+            if constexpr (can_be_nan) nan_sum[k] += next;
             acc[k] = merge(next, acc[k]);
           }
-        for (int k = 0; k < few; ++k) write(folded[k], acc[k]);
-      } else {  // one after the other, as they lie in memory
-        for (int k = 0; k < few; ++k) {
+        for (int k = 0; k < batch; ++k) write(folded[k], acc[k]);
+      } else {  // plane by plane, in memory order
+        for (int k = 0; k < batch; ++k) {
           Vec<V, L> acc[W];
           const S* from = x + k * gap;
           for (int v = 0; v < W; ++v) acc[v] = read_as<V, L>(from + v * L);
-          for (int v = 0; v < W && can_be_nan; ++v) seen[v] += acc[v];
+          for (int v = 0; v < W && can_be_nan; ++v) nan_sum[v] += acc[v];
           for (int64_t r = 1; r < rows.rows; ++r) {
             from += pitch;
             for (int v = 0; v < W; ++v) {
-              if (ahead_) fetch(from + ahead_ + v * L);
               const Vec<V, L> next = read_as<V, L>(from + v * L);
-              if constexpr (can_be_nan) seen[v] += next;
+              if constexpr (can_be_nan) nan_sum[v] += next;
               acc[v] = merge(next, acc[v]);
             }
           }
           for (int v = 0; v < W; ++v) write(folded[k] + v * L, acc[v]);
         }
       }
-      if (nan_in(seen)) break;
-      if (!R::picks && w.taps >= long_sum) {
-        V sums[few];
-        for (int k = 0; k < few; ++k) sums[k] = window_alone<R, false>(folded[k], w.taps);
-        put<few>(read<V, few>(sums), by, y + o);
+      if (nan_in(nan_sum)) break;
+      if (!R::is_max && w.taps >= long_sum) {
+        V sums[batch];
+        for (int k = 0; k < batch; ++k) sums[k] = reduce_window<R, false>(folded[k], w.taps);
+        store<batch>(read<V, batch>(sums), by, y + o);
       } else {
-        put<few>(across(folded, w.taps), by, y + o);
+        store<batch>(across(folded, w.taps), by, y + o);
       }
     }
     return o;
   }
 
-  // The first columns of a few folded rows, each row by itself.
-  template <int P> static Vec<V, few> across(const V (&folded)[few][P], int64_t taps) {
-    Vec<V, few> columns[few], best = {};
-    for (int64_t j = 0; j < taps; j += few) {
-      for (int k = 0; k < few; ++k) columns[k] = read<V, few>(folded[k] + j);
-      unzip(columns);  // rows become columns
+  // Reduces the first columns of each folded row of a batch.
+  template <int P> static Vec<V, batch> across(const V (&folded)[batch][P], int64_t taps) {
+    Vec<V, batch> columns[batch], best = {};
+    for (int64_t j = 0; j < taps; j += batch) {
+      for (int k = 0; k < batch; ++k) columns[k] = read<V, batch>(folded[k] + j);
+      unzip(columns);  // a transposition
       best = j ? merge(columns[0], best) : columns[0];
-      if (j + few <= taps)
-        for (int t = 1; t < few; ++t) best = merge(columns[t], best);
+      if (j + batch <= taps)
+        for (int t = 1; t < batch; ++t) best = merge(columns[t], best);
       else
         for (int t = 1; j + t < taps; ++t) best = merge(columns[t], best);
     }
     return best;
   }
 
-  // Every K-th element, for K vectors that follow each other: pairs to evens and odds, as often as it takes.
+  // Brings every K-th element of K successive vectors into one vector: splits pairs into evens and odds, log2 K
+  // times.
   template <class T, int K> __attribute__((always_inline)) static inline void unzip(T (&x)[K]) {
     for (int m = 1; m < K; m *= 2) {
       T y[K];
@@ -635,53 +642,51 @@ private:
     }
   }
 
-  // A value to the results. Which of its equals it is, and where, is looked up if anyone can tell.
-  __attribute__((always_inline)) void finish(const Rows& rows, const Window& w, int64_t o, bool nan, V best,
-                                             S& to, char* extra) const {
-    if constexpr (R::picks)
-      if (coded || nan) return look(rows, w, o, nan, best, to, extra);
+  // Writes a result. The winning element is looked up only where it matters: for offsets, or after a NaN.
+  __attribute__((always_inline)) void finish(const WindowRows& rows, const Window& w, int64_t o, bool nan,
+                                             V best, S& to, char* extra) const {
+    if constexpr (R::is_max)
+      if (indexed || nan) return locate(rows, w, o, nan, best, to, extra);
     to = store_as<S>(best);
   }
 
-  __attribute__((noinline)) void look(const Rows& rows, const Window& w, int64_t o, bool nan, V best, S& to,
-                                      char* extra) const {
+  __attribute__((noinline)) void locate(const WindowRows& rows, const Window& w, int64_t o, bool nan, V best,
+                                        S& to, char* extra) const {
     int64_t slab = 0, row = 0, column = 0;
     const bool any = rows.count() && w.taps;
     if (any && nan)
-      scan(rows, w, best, slab, row, column);
+      find_exact(rows, w, best, slab, row, column);
     else if (any)
-      search(rows, w, best, slab, row, column);
-    if (any || coded) settle(rows, w, o, slab, row, column, to, extra);
+      find_equal(rows, w, best, slab, row, column);
+    if (any || indexed) write_result(rows, w, o, slab, row, column, to, extra);
     if (!any) to = store_as<S>(best);
   }
 
-  // The element that won, and where it stands.
-  void settle(const Rows& rows, const Window& w, int64_t o, int64_t slab, int64_t row, int64_t column, S& to,
-              char* extra) const {
+  // Writes the winning element and its offset.
+  void write_result(const WindowRows& rows, const Window& w, int64_t o, int64_t slab, int64_t row,
+                    int64_t column, S& to, char* extra) const {
     if (rows.count() && w.taps) to = rows.x[slab * rows.slab_pitch + row * rows.row_pitch + w.start + column];
-    if constexpr (coded) {
+    if constexpr (indexed) {
       const int n = p_.n_axes - 1;
       const Axis& last = walk_.last();
       if (p_.extra == Extra::index64) {
-        const int64_t tall = n >= 1 ? p_.axes[n - 1].size : 1, row_step = n >= 1 ? p_.axes[n - 1].step : 1;
+        const int64_t height = n >= 1 ? p_.axes[n - 1].size : 1, row_step = n >= 1 ? p_.axes[n - 1].step : 1;
         const int64_t slab_step = n == 2 ? p_.axes[0].step : 1;
-        *reinterpret_cast<int64_t*>(extra) =
-            ((rows.slab_at + slab * slab_step) * tall + rows.row_at + row * row_step) * last.size +
-            begin_of(last, o) + w.lead + column;
-        return;
+        return write_offset(
+            p_.extra, extra,
+            ((rows.slab_index + slab * slab_step) * height + rows.row_index + row * row_step) * last.size +
+                begin_of(last, o) + w.lead + column);
       }
-      const int64_t deep = n >= 1 ? p_.axes[n - 1].kernel : 1;
-      const int64_t code =
-          ((rows.slab_tap + slab) * deep + rows.row_tap + row) * last.kernel + w.lead + column;
-      if (p_.extra == Extra::offset8)
-        *reinterpret_cast<std::uint8_t*>(extra) = std::uint8_t(code);
-      else
-        *reinterpret_cast<std::int32_t*>(extra) = std::int32_t(code);
+      const int64_t kernel_rows = n >= 1 ? p_.axes[n - 1].kernel : 1;
+      write_offset(p_.extra, extra,
+                   ((rows.slab_tap + slab) * kernel_rows + rows.row_tap + row) * last.kernel + w.lead +
+                       column);
     }
   }
 
-  // The exact way.
-  static void scan(const Rows& rows, const Window& w, V& best, int64_t& slab, int64_t& row, int64_t& column) {
+  // The exact scan: NaN wins.
+  static void find_exact(const WindowRows& rows, const Window& w, V& best, int64_t& slab, int64_t& row,
+                         int64_t& column) {
     best = R::init();
     for (int64_t s = 0; s < rows.slabs; ++s)
       for (int64_t r = 0; r < rows.rows; ++r) {
@@ -695,18 +700,19 @@ private:
       }
   }
 
-  // The first element that is equal to the best.
-  void search(const Rows& rows, const Window& w, V best, int64_t& slab, int64_t& row, int64_t& column) const {
+  // The first element equal to the best.
+  void find_equal(const WindowRows& rows, const Window& w, V best, int64_t& slab, int64_t& row,
+                  int64_t& column) const {
     for (int64_t s = 0; s < rows.slabs; ++s)
       for (int64_t r = 0; r < rows.rows; ++r) {
         const S* x = rows.x + s * rows.slab_pitch + r * rows.row_pitch + w.start;
         for (int64_t c = 0; c < w.taps; c += N) {
           int64_t k = c;
-          if (readable_.holds(x + c, N))
+          if (readable_.contains(x + c, N))
             k += first_set(read_as<V, N>(x + c) == best);
           else
             while (k < w.taps && !(load_as<V>(x[k]) == best)) ++k;
-          if (k < least(c + N, w.taps)) {
+          if (k < min(c + N, w.taps)) {
             slab = s, row = r, column = k;
             return;
           }

@@ -1,8 +1,12 @@
-// Channels-last: neighbours in memory are channels, which belong to different planes. Each output position is a few
-// vectors of channels, made of the taps of its window in registers, or in L1 where there are many. As in the direct
-// engine, maxima are taken the speculative way while the elements are added up; a position whose sum is NaN is done again
-// the exact way. Without this engine max pooling 3 x 3 with stride 2 and indices takes 3.9 times as long on 112 x 112
-// (ResNet), 2 x 2 without 2.6 times on 56 x 56 (VGG).
+// The forward engine for channels-last arrays, called from forward/selection.h. It reduces each window in vectors
+// of channels, in registers, or in L1 where a window has too many channels or taps. Lp pooling and results of
+// another type stay out.
+//
+// Max pooling is speculative, as in the direct engine: it assumes that there is no NaN and adds up the elements
+// that it reads; an output whose sum is NaN is computed again by the exact code.
+//
+// Without this engine max pooling 3 x 3 with stride 2 and indices takes 3.9 times as long on 112 x 112 (ResNet),
+// 2 x 2 without indices 2.6 times as long on 56 x 56 (VGG).
 #pragma once
 
 #include "forward/general.h"
@@ -11,60 +15,64 @@
 namespace ndpool {
 namespace {
 
-template <class R, class S, bool coded> struct ChannelsLast {
+template <class R, class S, bool indexed> struct ChannelsLast {
   static constexpr const char* engine = "channels_last";
   using V = typename R::V;
   using C = UnsignedLike<V>;
   static constexpr int N = wide<V>;
-  static constexpr int broad = vector_bytes < 64           ? 4
-                               : !R::picks                 ? 8
-                               : !std::is_same_v<S, float> ? 4
-                               : coded                     ? 8
-                                                           : 16;
+  static constexpr int max_block = vector_bytes < 64           ? 4
+                                   : !R::is_max                ? 8
+                                   : !std::is_same_v<S, float> ? 4
+                                   : indexed                   ? 8
+                                                               : 16;
   using Vn = Vec<V, N>;
   using Cn = Vec<C, N>;
 
-  static bool serves(const Problem& p) {
-    if (p.lanes < N || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
-    if (!R::picks && p.axes[p.n_axes - 1].kernel > sum_block) return false;
-    if (p.x.lane != sizeof(S) || p.y.lane != sizeof(S)) return false;
+  static bool supports(const Problem& p) {
+    if (p.channels < N || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
+    if (!R::is_max && p.axes[p.n_axes - 1].kernel > sum_block) return false;
+    if (p.x.channel != sizeof(S) || p.y.channel != sizeof(S)) return false;
     for (int a = 0; a < p.n_axes; ++a)
       if (!p.axes[a].regular() && p.axes[a].table_stride) return false;
-    if constexpr (coded) {
-      const int64_t item = p.extra == Extra::offset8 ? 1 : p.extra == Extra::offset32 ? 4 : 8;
+    if constexpr (indexed) {
+      const int64_t item = size_of(p.extra);
       double plane = 1;
       for (int a = 0; a < p.n_axes; ++a) plane *= double(p.axes[a].size);
-      if (p.extra_array.lane != item || (item > 1 && sizeof(V) < 4) || plane > 4e9) return false;
+      if (p.extra_array.channel != item || (item > 1 && sizeof(V) < 4) || plane > 4e9) return false;
     }
     return true;
   }
 
   static void prepare(Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    p.tile = most(1, least(last.out, 65536 / p.lanes));
+    p.tile = max(1, min(last.out, 65536 / p.channels));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = Scratch::bytes<V>(lanes_kept(p)) + (coded ? Scratch::bytes<C>(lanes_kept(p)) : 0);
+    p.scratch =
+        Scratch::bytes<V>(scratch_elements(p)) + (indexed ? Scratch::bytes<C>(scratch_elements(p)) : 0);
   }
 
-  // The outer part of a window: (slabs x rows) taps, with their codes.
+  // A window along all axes but the last: slabs x rows taps and their offsets.
   struct Outer {
-    int64_t slabs, rows, slab_step, row_step;  // steps in bytes
-    C first, slab_code, row_code, col_code;    // of the first tap, and from one to the next
-    int64_t position;                          // of the nominal window's beginning
+    int64_t slabs, rows, slab_step, row_step;      // steps in bytes
+    C first, slab_offset, row_offset, col_offset;  // of the first tap; from one to the next
+    int64_t index;                                 // in the plane, of the first nominal tap
     int64_t share;
-    int64_t lanes;      // done at a time
-    int64_t ahead = 0;  // bytes to elements to ask for, or 0
+    int64_t channels;      // per call
+    int64_t prefetch = 0;  // distance in bytes, or 0
   };
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
-    Kept kept{scratch.take<V>(lanes_kept(p)), coded ? scratch.take<C>(lanes_kept(p)) : nullptr, 0,
-              from_memory(p)};
+    State state{scratch.take<V>(scratch_elements(p)),
+                indexed ? scratch.take<C>(scratch_elements(p)) : nullptr, 0, from_memory(p)};
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     int64_t divisor = p.divide && p.divisor ? p.divisor : 1;
-    const int64_t ahead = comes_from_far(p) ? fetched_ahead(1, 1, 2) : 0;
+    // Of overlapping windows most elements are in a cache already.
+    const Axis& columns = p.axes[last];
+    const bool disjoint = !columns.regular() || 2 * columns.stride > columns.kernel;
+    const int64_t distance = disjoint && input_exceeds_cache(p) ? prefetch_distance(1, 1, 2) : 0;
     Quotient<V> quotient(divisor);
     for (int64_t unit = begin; unit < end; ++unit, walk.next()) {
       Outer outer;
@@ -72,71 +80,74 @@ template <class R, class S, bool coded> struct ChannelsLast {
       locate(p, walk, outer, x);
       const int64_t o0 = walk.tile_begin(), o1 = walk.tile_end();
       char* y = walk.row(p.y, o0, o1).data;
-      char* extra = coded ? walk.row(p.extra_array, o0, o1).data : nullptr;
+      char* extra = indexed ? walk.row(p.extra_array, o0, o1).data : nullptr;
       for (int64_t o = o0; o < o1;
-           ++o, y += p.y.pooled[last], extra += coded ? p.extra_array.pooled[last] : 0) {
+           ++o, y += p.y.pooled[last], extra += indexed ? p.extra_array.pooled[last] : 0) {
         const Window w = window(walk.last(), o);
-        if (!R::picks && p.divide && !p.divisor) {
+        if (!R::is_max && p.divide && !p.divisor) {
           const int64_t share = outer.share * ndpool::share(walk.last(), o);
           if (share != divisor) quotient = Quotient<V>(divisor = share);
         }
-        const Quotient<V> by = quotient;  // which no write to the results changes
+        const Quotient<V> by = quotient;  // a local copy: no store to the results can alias it
         Outer here = outer;
-        here.ahead = ahead;
-        here.first += C(w.lead) * here.col_code;
-        here.position += begin_of(walk.last(), o);
+        here.prefetch = distance;
+        here.first += C(w.lead) * here.col_offset;
+        here.index += begin_of(walk.last(), o);
         const int64_t step = walk.last().step * p.x.pooled[last];
-        for (int64_t c = 0; c < p.lanes; c += here.lanes) {
-          here.lanes = p.lanes - c < 2 * most_lanes ? p.lanes - c : most_lanes;
-          position(p, here, x + w.start * p.x.pooled[last] + c * int64_t(sizeof(S)), w.taps, step,
-                   y + c * int64_t(sizeof(S)), extra + c * (coded ? p.extra_array.lane : 0), by, kept);
+        for (int64_t c = 0; c < p.channels; c += here.channels) {
+          here.channels = p.channels - c < 2 * max_channels ? p.channels - c : max_channels;
+          output(p, here, x + w.start * p.x.pooled[last] + c * int64_t(sizeof(S)), w.taps, step,
+                 y + c * int64_t(sizeof(S)), extra + c * (indexed ? p.extra_array.channel : 0), by, state);
         }
       }
     }
   }
 
 private:
-  static constexpr bool can_be_nan = R::picks && is_real<V>;
-  static constexpr int64_t most_lanes =
-      16 * 1024 / sizeof(V) * (coded ? 1 : 2);  // at a time: what is found so far stays near
-  static constexpr int calm_positions = 32;     // done the exact way after a NaN was met
+  static constexpr bool can_be_nan = R::is_max && is_real<V>;
+  // The test in the inner loop costs other types more than a prefetch gains (bfloat16 at 48 x 11: 1.4 times).
+  static constexpr bool prefetches = std::is_same_v<S, float>;
+  // Channels per call: their partial results stay in L1.
+  static constexpr int64_t max_channels = 16 * 1024 / sizeof(V) * (indexed ? 1 : 2);
+  static constexpr int exact_outputs = 32;  // computed by the exact code after a NaN
 
-  // Windows that share nothing come from memory, not from a cache, if the array is larger than one.
+  // Whether windows are read from memory: they are disjoint and the input exceeds the cache.
   static bool from_memory(const Problem& p) {
     constexpr double cached = 4 << 20;  // bytes
     const Axis& last = p.axes[p.n_axes - 1];
-    const double lanes = double(p.planes) * double(p.lanes);
+    const double channels = double(p.planes) * double(p.channels);
     return (!last.regular() || last.stride >= last.kernel) &&
-           lanes * double(plane_elements(p)) * double(sizeof(S)) > cached;
+           channels * double(plane_elements(p)) * double(sizeof(S)) > cached;
   }
 
-  // What lasts from one position to the next: room for results that do not fit into registers, positions that are done the
-  // exact way, and where windows come from.
-  struct Kept {
+  // State between outputs: buffers for partial results that do not fit into registers, the number of outputs
+  // that the exact code still computes, and whether windows are read from memory.
+  struct State {
     V* values;
-    C* codes;
-    int calm;
+    C* offsets;
+    int exact_left;
     bool from_memory;
   };
 
-  static int64_t lanes_kept(const Problem& p) {
-    return R::picks ? least(p.lanes, 2 * most_lanes) + N : lanes_summed(p) * p.axes[p.n_axes - 1].kernel;
+  static int64_t scratch_elements(const Problem& p) {
+    return R::is_max ? min(p.channels, 2 * max_channels) + N
+                     : channels_summed(p) * p.axes[p.n_axes - 1].kernel;
   }
 
   static void locate(const Problem& p, const Walk<Over::outputs>& walk, Outer& outer, const char*& x) {
     const int n = p.n_axes - 1;
-    const bool positions = p.extra == Extra::index64;
+    const bool indices = p.extra == Extra::index64;
     const Axis& last = walk.last();
-    outer = {1, 1, 0, 0, 0, 0, 0, C(positions ? last.step : 1), 0, 1, p.lanes};
+    outer = {1, 1, 0, 0, 0, 0, 0, C(indices ? last.step : 1), 0, 1, p.channels};
     if (n >= 1) {
       const Axis& a = walk.axis(n - 1);
       const int64_t o = walk.at(n - 1);
       const Window w = window(a, o);
       outer.rows = w.taps;
       outer.row_step = a.step * p.x.pooled[n - 1];
-      outer.row_code = C(positions ? a.step * last.size : last.kernel);
-      outer.first += C(w.lead) * outer.row_code;
-      outer.position += begin_of(a, o) * last.size;
+      outer.row_offset = C(indices ? a.step * last.size : last.kernel);
+      outer.first += C(w.lead) * outer.row_offset;
+      outer.index += begin_of(a, o) * last.size;
       outer.share *= p.divide && !p.divisor ? share(a, o) : 1;
       x += w.start * p.x.pooled[n - 1];
     }
@@ -146,32 +157,32 @@ private:
       const Window w = window(a, o);
       outer.slabs = w.taps;
       outer.slab_step = a.step * p.x.pooled[0];
-      outer.slab_code = C(positions ? a.step * rows.size * last.size : rows.kernel * last.kernel);
-      outer.first += C(w.lead) * outer.slab_code;
-      outer.position += begin_of(a, o) * rows.size * last.size;
+      outer.slab_offset = C(indices ? a.step * rows.size * last.size : rows.kernel * last.kernel);
+      outer.first += C(w.lead) * outer.slab_offset;
+      outer.index += begin_of(a, o) * rows.size * last.size;
       outer.share *= p.divide && !p.divisor ? share(a, o) : 1;
       x += w.start * p.x.pooled[0];
     }
   }
 
-  static void position(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                       char* y, char* extra, const Quotient<V>& by, Kept& kept) {
+  static void output(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, char* y,
+                     char* extra, const Quotient<V>& by, State& state) {
     const int64_t rows = outer.slabs * outer.rows;
-    if constexpr (!R::picks) {
-      if (rows == 1 && outer.lanes > 4 * N && (taps >= long_sum || (taps > 1 && kept.from_memory)))
-        return streamed_sums(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
-      if ((rows > (outer.lanes <= 4 * N ? 12 : 3) && taps > 1) || (rows > 0 && taps >= long_sum))
-        return summed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, kept.values);
+    if constexpr (!R::is_max) {
+      if (rows == 1 && outer.channels > 4 * N && (taps >= long_sum || (taps > 1 && state.from_memory)))
+        return sum_streamed(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, state.values);
+      if ((rows > (outer.channels <= 4 * N ? 12 : 3) && taps > 1) || (rows > 0 && taps >= long_sum))
+        return sum_rows(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, state.values);
       in_registers<true>(p, outer, x, taps, step, y, extra, by);
     } else {
-      if (kept.calm == 0) {
-        const bool stream = outer.lanes > broad * N || (rows * taps > 16 && outer.lanes > 4 * N);
-        if (stream && rows * taps > 0 ? streamed(p, outer, x, taps, step, y, extra, kept)
+      if (state.exact_left == 0) {
+        const bool stream = outer.channels > max_block * N || (rows * taps > 16 && outer.channels > 4 * N);
+        if (stream && rows * taps > 0 ? max_streamed(p, outer, x, taps, step, y, extra, state)
                                       : in_registers<true>(p, outer, x, taps, step, y, extra, by))
           return;
-        kept.calm = calm_positions;
+        state.exact_left = exact_outputs;
       }
-      --kept.calm;
+      --state.exact_left;
       in_registers<false>(p, outer, x, taps, step, y, extra, by);
     }
   }
@@ -179,46 +190,47 @@ private:
   template <bool speculative> static bool in_registers(const Problem& p, const Outer& outer, const char* x,
                                                        int64_t taps, int64_t step, char* y, char* extra,
                                                        const Quotient<V>& by) {
-    Vn poison[4] = {};  // several, so that one addition need not wait for the other
+    Vn nan_sum[4] = {};  // several independent chains of additions
     int64_t c = 0;
-    const auto go = [&](auto width, int64_t lane) __attribute__((always_inline)) {
-      vectors<decltype(width)::value, speculative>(p, outer, x, taps, step, y, extra, by, lane, poison);
+    const auto block = [&](auto width, int64_t channel) __attribute__((always_inline)) {
+      vectors<decltype(width)::value, speculative>(p, outer, x, taps, step, y, extra, by, channel, nan_sum);
     };
     if constexpr (speculative) {
-      for (; c + broad * N <= outer.lanes; c += broad * N) go(std::integral_constant<int, broad>{}, c);
-      if constexpr (broad == 16)
-        for (; c + 8 * N <= outer.lanes; c += 8 * N) go(std::integral_constant<int, 8>{}, c);
+      for (; c + max_block * N <= outer.channels; c += max_block * N)
+        block(std::integral_constant<int, max_block>{}, c);
+      if constexpr (max_block == 16)
+        for (; c + 8 * N <= outer.channels; c += 8 * N) block(std::integral_constant<int, 8>{}, c);
     }
-    for (; c + 4 * N <= outer.lanes; c += 4 * N) go(std::integral_constant<int, 4>{}, c);
-    if constexpr (!R::picks) {
-      // Two or three vectors at the end, which may overlap the ones before.
-      const int64_t left = ceil_div(outer.lanes - c, N);
-      if (left == 3 && outer.lanes >= 3 * N)
-        return go(std::integral_constant<int, 3>{}, outer.lanes - 3 * N), true;
-      if (left == 2 && outer.lanes >= 2 * N)
-        return go(std::integral_constant<int, 2>{}, outer.lanes - 2 * N), true;
+    for (; c + 4 * N <= outer.channels; c += 4 * N) block(std::integral_constant<int, 4>{}, c);
+    if constexpr (!R::is_max) {
+      // The last two or three vectors may overlap those before them.
+      const int64_t left = ceil_div(outer.channels - c, N);
+      if (left == 3 && outer.channels >= 3 * N)
+        return block(std::integral_constant<int, 3>{}, outer.channels - 3 * N), true;
+      if (left == 2 && outer.channels >= 2 * N)
+        return block(std::integral_constant<int, 2>{}, outer.channels - 2 * N), true;
     }
-    for (; c < outer.lanes; c += N) go(std::integral_constant<int, 1>{}, least(c, outer.lanes - N));
-    if constexpr (can_be_nan && speculative) return !nan_in(poison[0] + poison[1] + (poison[2] + poison[3]));
+    for (; c < outer.channels; c += N) block(std::integral_constant<int, 1>{}, min(c, outer.channels - N));
+    if constexpr (can_be_nan && speculative)
+      return !nan_in(nan_sum[0] + nan_sum[1] + (nan_sum[2] + nan_sum[3]));
     return true;
   }
 
-  // Sums of large windows: row by row as they lie in memory; every column's sum so far waits in a near cache.
-  static void summed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, S* y,
-                     const Quotient<V>& by, V* sums) {
-    const int64_t share = lanes_summed(p);
-    for (int64_t c = 0; c < outer.lanes; c += share) {
-      const int64_t n = least(share, outer.lanes - c), first = n < N ? outer.lanes - N : c;
-      const int64_t vectors = ceil_div(n, N),
-                    rest = most(n, N) - N;  // the last one may overlap its neighbour
-      // A few rows at a time, in their order: seven, since so many are common, then four.
+  // Sums of large windows, row by row in memory order; the partial sums of the columns stay in L2.
+  static void sum_rows(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step, S* y,
+                       const Quotient<V>& by, V* sums) {
+    const int64_t chunk = channels_summed(p);
+    for (int64_t c = 0; c < outer.channels; c += chunk) {
+      const int64_t n = min(chunk, outer.channels - c), first = n < N ? outer.channels - N : c;
+      const int64_t vectors = ceil_div(n, N), rest = max(n, N) - N;  // the last vector may overlap
+      // Several rows per pass, added in their order: seven (windows of 7 x 7 are common), then four.
       const auto add = [&](const char* row, auto rows, bool begin) {
         for (int64_t t = 0; t < taps; ++t, row += step)
           for (int64_t v = 0; v < vectors; ++v) {
             V* to = sums + (t * vectors + v) * N;
             const auto at = [&](int r) {
               return read_as<V, N>(reinterpret_cast<const S*>(row + r * outer.row_step) + first +
-                                   least(v * N, rest));
+                                   min(v * N, rest));
             };
             Vn sum = begin ? at(0) : read<V, N>(to) + at(0);
             for (int r = 1; r < rows; ++r) sum += at(r);
@@ -234,48 +246,48 @@ private:
       }
       for (int64_t v = 0; v < vectors; ++v) {
         Vn sum;
-        windows_everywhere<R>(sums + v * N, N, taps, vectors * N, reinterpret_cast<V*>(&sum));
+        reduce_everywhere<R>(sums + v * N, N, taps, vectors * N, reinterpret_cast<V*>(&sum));
         if (p.divide) sum = by(sum);
-        write_as<N, false, S, V>(y + first + least(v * N, rest), sum);
+        write_as<N, false, S, V>(y + first + min(v * N, rest), sum);
       }
     }
   }
 
-  // Taps that are read at a time: those that share a page of memory are better read one by one.
-  static constexpr int few = 4;
-  static int taps_at_a_time(int64_t step) { return step > -4096 && step < 4096 ? 1 : few; }
+  // Taps folded per pass. Taps within one page of memory are faster one per pass.
+  static constexpr int tap_group = 4;
+  static int taps_at_a_time(int64_t step) { return step > -4096 && step < 4096 ? 1 : tap_group; }
   template <class F> static void with_count(int64_t n, F&& f) {
     if (n == 1) return f(std::integral_constant<int, 1>{});
     if (n == 2) return f(std::integral_constant<int, 2>{});
     if (n == 3) return f(std::integral_constant<int, 3>{});
-    f(std::integral_constant<int, few>{});
+    f(std::integral_constant<int, tap_group>{});
   }
 
-  // Sums of a single row as they lie in memory; the sums so far wait in a near cache. Those of long rows are interleaved.
-  static void streamed_sums(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                            S* y, const Quotient<V>& by, V* sums) {
+  // Sums of windows of a single row, tap by tap in memory order; the partial sums stay in cache. Long windows have
+  // `interleaved` partial sums, which a tree adds up.
+  static void sum_streamed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
+                           S* y, const Quotient<V>& by, V* sums) {
     const int64_t parts = taps < long_sum ? 1 : interleaved, at_a_time = taps_at_a_time(parts * step);
-    const int64_t share = least(most_lanes, most(N, lanes_kept(p) / parts / N * N));
-    for (int64_t c = 0; c < outer.lanes; c += share) {
-      const int64_t n = least(share, outer.lanes - c), first = n < N ? outer.lanes - N : c;
-      const int64_t vectors = ceil_div(n, N),
-                    rest = most(n, N) - N;  // the last one may overlap its neighbour
+    const int64_t chunk = min(max_channels, max(N, scratch_elements(p) / parts / N * N));
+    for (int64_t c = 0; c < outer.channels; c += chunk) {
+      const int64_t n = min(chunk, outer.channels - c), first = n < N ? outer.channels - N : c;
+      const int64_t vectors = ceil_div(n, N), rest = max(n, N) - N;  // the last vector may overlap
       const auto finish = [&](int64_t v, Vn sum) __attribute__((always_inline)) {
         if (p.divide) sum = by(sum);
-        write_as<N, false, S, V>(y + first + least(v * N, rest), sum);
+        write_as<N, false, S, V>(y + first + min(v * N, rest), sum);
       };
-      // Taps t, t + parts, ... of one part.
+      // Adds taps t, t + parts, ... to partial sum t % parts.
       const auto add = [&](int64_t t, bool last) {
-        with_count(least(at_a_time, ceil_div(taps - t, parts)), [&](auto count) {
+        with_count(min(at_a_time, ceil_div(taps - t, parts)), [&](auto count) {
           const char* const from = x + t * step + first * int64_t(sizeof(S));
           V* const to = sums + t % parts * vectors * N;
           const auto sum_at = [=](int64_t j) __attribute__((always_inline)) {
-            const S* at = reinterpret_cast<const S*>(from) + least(j, rest);
-            if (outer.ahead) fetch(reinterpret_cast<const char*>(at) + outer.ahead);
+            const S* at = reinterpret_cast<const S*>(from) + min(j, rest);
+            if (outer.prefetch) prefetch(reinterpret_cast<const char*>(at) + outer.prefetch);
             Vn sum = t < parts ? read_as<V, N>(at) : read<V, N>(to + j) + read_as<V, N>(at);
             for (int k = 1; k < count; ++k) {
               at = reinterpret_cast<const S*>(reinterpret_cast<const char*>(at) + parts * step);
-              if (outer.ahead) fetch(reinterpret_cast<const char*>(at) + outer.ahead);
+              if (outer.prefetch) prefetch(reinterpret_cast<const char*>(at) + outer.prefetch);
               sum += read_as<V, N>(at);
             }
             return sum;
@@ -302,51 +314,53 @@ private:
     }
   }
 
-  // How many lanes are summed at a time: as many for every window, whole or cut off.
-  static int64_t lanes_summed(const Problem& p) {
-    constexpr int64_t near = 128 * 1024 / sizeof(V);
-    const int64_t taps = most(1, p.axes[p.n_axes - 1].kernel);
-    return least(ceil_div(p.lanes, N), most(8, near / taps / N)) * N;
+  // Channels summed per pass: the same for every window, whole or clipped.
+  static int64_t channels_summed(const Problem& p) {
+    constexpr int64_t cached = 128 * 1024 / sizeof(V);
+    const int64_t taps = max(1, p.axes[p.n_axes - 1].kernel);
+    return min(ceil_div(p.channels, N), max(8, cached / taps / N)) * N;
   }
 
-  // A few taps of all lanes before the next ones, as they lie in memory; the best so far wait in a near cache.
-  static bool streamed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                       char* y, char* extra, const Kept& kept) {
-    if constexpr (coded) return streamed_codes(p, outer, x, taps, step, y, extra, kept);
-    Vn poison[2] = {};
-    const S* from[few];
+  // Maxima in memory order: a few taps of all channels per pass; the best values so far stay in L1. False if there
+  // is a NaN.
+  static bool max_streamed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
+                           char* y, char* extra, const State& state) {
+    if constexpr (indexed) return max_streamed_indexed(p, outer, x, taps, step, y, extra, state);
+    Vn nan_sum[2] = {};
+    const S* from[tap_group];
     int n = 0;
     const int64_t all = outer.slabs * outer.rows * taps, at_a_time = taps_at_a_time(step);
-    const int64_t ahead = outer.ahead / int64_t(sizeof(S));
+    const int64_t distance = outer.prefetch / int64_t(sizeof(S));
     int64_t done = 0;
     const auto add = [&](bool first, bool last) {
       with_count(n, [&](auto count) {
-        const auto one = [&](int64_t slot, int64_t at, Vn& sum) __attribute__((always_inline)) {
-          if (ahead) fetch(from[0] + at + ahead);
+        const auto fold = [&](int64_t slot, int64_t at, Vn& sum) __attribute__((always_inline)) {
+          if (distance) prefetch(from[0] + at + distance);
           Vn best = read_as<V, N>(from[0] + at);
           if constexpr (can_be_nan) sum += best;
           for (int k = 1; k < count; ++k) {
-            if (ahead) fetch(from[k] + at + ahead);
+            if (distance) prefetch(from[k] + at + distance);
             const Vn v = read_as<V, N>(from[k] + at);
             if constexpr (can_be_nan) sum += v;
             best = R::beats(v, best) ? v : best;
           }
           if (!first) {
-            const Vn before = read<V, N>(kept.values + slot);
+            const Vn before = read<V, N>(state.values + slot);
             best = R::beats(best, before) ? best : before;
           }
           if (last)
             write_as<N, true, S, V>(reinterpret_cast<S*>(y) + at, best);
           else
-            write(kept.values + slot, best);
+            write(state.values + slot, best);
         };
         int64_t c = 0;
-        for (; c + 2 * N <= outer.lanes; c += 2 * N) {
-          one(c, c, poison[0]);
-          one(c + N, c + N, poison[1]);
+        for (; c + 2 * N <= outer.channels; c += 2 * N) {
+          fold(c, c, nan_sum[0]);
+          fold(c + N, c + N, nan_sum[1]);
         }
-        // Some of the last ones are done twice, but kept apart: reading what was written by halves would wait.
-        for (; c < outer.lanes; c += N) one(c, least(c, outer.lanes - N), poison[0]);
+        // The last vector overlaps the one before it in the arrays, but not in the buffer: a load of two partly
+        // overlapping stores would stall.
+        for (; c < outer.channels; c += N) fold(c, min(c, outer.channels - N), nan_sum[0]);
       });
       n = 0;
     };
@@ -357,62 +371,62 @@ private:
           ++done;
           if (n == at_a_time || done == all) add(done == n, done == all);
         }
-    if constexpr (can_be_nan) return !nan_in(poison[0] + poison[1]);
+    if constexpr (can_be_nan) return !nan_in(nan_sum[0] + nan_sum[1]);
     return true;
   }
 
-  // All lanes of a tap before the next tap, as they lie in memory; the best so far wait in L1.
-  static bool streamed_codes(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                             char* y, char* extra, const Kept& kept) {
-    Vn poison[2] = {};
-    const auto add = [&](const S* from, C tap_code, bool first, bool last) __attribute__((always_inline)) {
-      const auto one = [&](int64_t slot, int64_t at, Vn& sum) __attribute__((always_inline)) {
+  // The same with offsets, one tap per pass.
+  static bool max_streamed_indexed(const Problem& p, const Outer& outer, const char* x, int64_t taps,
+                                   int64_t step, char* y, char* extra, const State& state) {
+    Vn nan_sum[2] = {};
+    const auto add = [&](const S* from, C tap_offset, bool first, bool last) __attribute__((always_inline)) {
+      const auto fold = [&](int64_t slot, int64_t at, Vn& sum) __attribute__((always_inline)) {
         const Vn v = read_as<V, N>(from + at);
         if constexpr (can_be_nan) sum += v;
         Vn best = v;
-        Cn code = Cn{} + tap_code;
+        Cn offset = Cn{} + tap_offset;
         if (!first) {
-          best = read<V, N>(kept.values + slot);
+          best = read<V, N>(state.values + slot);
           const auto better = R::beats(v, best);
           best = better ? v : best;
-          if constexpr (coded) code = better ? code : read<C, N>(kept.codes + slot);
+          offset = better ? offset : read<C, N>(state.offsets + slot);
         }
         if (last) {
           write_as<N, true, S, V>(reinterpret_cast<S*>(y) + at, best);
-          if constexpr (coded) write_codes<N>(p.extra, extra, at, code, outer.position);
+          write_offsets<N>(p.extra, extra, at, offset, outer.index);
         } else {
-          write(kept.values + slot, best);
-          if constexpr (coded) write(kept.codes + slot, code);
+          write(state.values + slot, best);
+          write(state.offsets + slot, offset);
         }
       };
       int64_t c = 0;
-      for (; c + 2 * N <= outer.lanes; c += 2 * N) {
-        one(c, c, poison[0]);
-        one(c + N, c + N, poison[1]);
+      for (; c + 2 * N <= outer.channels; c += 2 * N) {
+        fold(c, c, nan_sum[0]);
+        fold(c + N, c + N, nan_sum[1]);
       }
-      for (; c < outer.lanes; c += N) one(c, least(c, outer.lanes - N), poison[0]);
+      for (; c < outer.channels; c += N) fold(c, min(c, outer.channels - N), nan_sum[0]);
     };
     const int64_t all = outer.slabs * outer.rows * taps;
     int64_t done = 0;
-    C slab_code = outer.first;
-    for (int64_t s = 0; s < outer.slabs; ++s, slab_code += outer.slab_code) {
-      C row_code = slab_code;
-      for (int64_t r = 0; r < outer.rows; ++r, row_code += outer.row_code) {
+    C slab_offset = outer.first;
+    for (int64_t s = 0; s < outer.slabs; ++s, slab_offset += outer.slab_offset) {
+      C row_offset = slab_offset;
+      for (int64_t r = 0; r < outer.rows; ++r, row_offset += outer.row_offset) {
         const char* from = x + s * outer.slab_step + r * outer.row_step;
-        C tap_code = row_code;
-        for (int64_t t = 0; t < taps; ++t, from += step, tap_code += outer.col_code) {
+        C tap_offset = row_offset;
+        for (int64_t t = 0; t < taps; ++t, from += step, tap_offset += outer.col_offset) {
           const S* tap = reinterpret_cast<const S*>(from);
           ++done;
           if (done == 1)
-            add(tap, tap_code, true, all == 1);
+            add(tap, tap_offset, true, all == 1);
           else if (done < all)
-            add(tap, tap_code, false, false);
+            add(tap, tap_offset, false, false);
           else
-            add(tap, tap_code, false, true);
+            add(tap, tap_offset, false, true);
         }
       }
     }
-    if constexpr (can_be_nan) return !nan_in(poison[0] + poison[1]);
+    if constexpr (can_be_nan) return !nan_in(nan_sum[0] + nan_sum[1]);
     return true;
   }
 
@@ -420,59 +434,60 @@ private:
 
   template <int W, bool speculative>
   static void vectors(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
-                      char* y, char* extra, const Quotient<V>& by, int64_t lane, Vn (&poison)[4]) {
+                      char* y, char* extra, const Quotient<V>& by, int64_t channel, Vn (&nan_sum)[4]) {
     Vn best[W];
-    Cn code[W];
-    x += lane * int64_t(sizeof(S));
-    if constexpr (R::picks) {
+    Cn offset[W];
+    x += channel * int64_t(sizeof(S));
+    if constexpr (R::is_max) {
       for (int w = 0; w < W; ++w) {
         best[w] = Vn{} + R::init();
-        if constexpr (coded) code[w] = Cn{} + outer.first;
+        if constexpr (indexed) offset[w] = Cn{} + outer.first;
       }
-      C slab_code = outer.first;
-      for (int64_t s = 0; s < outer.slabs; ++s, slab_code += outer.slab_code) {
-        C row_code = slab_code;
-        for (int64_t r = 0; r < outer.rows; ++r, row_code += outer.row_code) {
+      C slab_offset = outer.first;
+      for (int64_t s = 0; s < outer.slabs; ++s, slab_offset += outer.slab_offset) {
+        C row_offset = slab_offset;
+        for (int64_t r = 0; r < outer.rows; ++r, row_offset += outer.row_offset) {
           const char* from = x + s * outer.slab_step + r * outer.row_step;
-          C tap_code = row_code;
-          for (int64_t t = 0; t < taps; ++t, from += step, tap_code += outer.col_code)
+          C tap_offset = row_offset;
+          for (int64_t t = 0; t < taps; ++t, from += step, tap_offset += outer.col_offset)
             for (int w = 0; w < W; ++w) {
-              if (outer.ahead) fetch(from + outer.ahead + w * N * int64_t(sizeof(S)));
+              if (prefetches && outer.prefetch) prefetch(from + outer.prefetch + w * N * int64_t(sizeof(S)));
               const Vn v = read_as<V, N>(reinterpret_cast<const S*>(from) + w * N);
               auto better = R::beats(v, best[w]);
-              if constexpr (coded) {
+              if constexpr (indexed) {
                 if constexpr (can_be_nan && !speculative) better |= v != v;
                 best[w] = better ? v : best[w];
-                code[w] = better ? Cn{} + tap_code : code[w];
+                offset[w] = better ? Cn{} + tap_offset : offset[w];
               } else {
-                best[w] = better ? v : best[w];  // one instruction; a NaN would be lost
+                best[w] = better ? v : best[w];  // one instruction, which drops NaN
                 if constexpr (can_be_nan && !speculative) best[w] = v != v ? v : best[w];
               }
-              if constexpr (can_be_nan && speculative) poison[w % 4] += v;
+              if constexpr (can_be_nan && speculative) nan_sum[w % 4] += v;
             }
         }
       }
-    } else {                                       // columns first
-      for (int w = 0; w < W; ++w) best[w] = Vn{};  // also of windows with nothing in them
+    } else {  // down the columns first, then along the row; the sum of an empty window is zero
+      for (int w = 0; w < W; ++w) best[w] = Vn{};
       for (int64_t t = 0; t < taps && outer.slabs * outer.rows > 0; ++t, x += step) {
-        Vn down[W];
+        Vn column[W];
         for (int64_t s = 0; s < outer.slabs; ++s)
           for (int64_t r = 0; r < outer.rows; ++r) {
             const S* from = reinterpret_cast<const S*>(x + s * outer.slab_step + r * outer.row_step);
             for (int w = 0; w < W; ++w) {
-              if (outer.ahead) fetch(reinterpret_cast<const char*>(from + w * N) + outer.ahead);
+              if (prefetches && outer.prefetch)
+                prefetch(reinterpret_cast<const char*>(from + w * N) + outer.prefetch);
               const Vn v = read_as<V, N>(from + w * N);
-              down[w] = s + r ? down[w] + v : v;
+              column[w] = s + r ? column[w] + v : v;
             }
           }
-        for (int w = 0; w < W; ++w) best[w] += down[w];
+        for (int w = 0; w < W; ++w) best[w] += column[w];
       }
       if (p.divide)
         for (int w = 0; w < W; ++w) best[w] = by(best[w]);
     }
     for (int w = 0; w < W; ++w) {
-      write_as<N, R::picks, S, V>(reinterpret_cast<S*>(y) + lane + w * N, best[w]);
-      if constexpr (coded) write_codes<N>(p.extra, extra, lane + w * N, code[w], outer.position);
+      write_as<N, R::is_max, S, V>(reinterpret_cast<S*>(y) + channel + w * N, best[w]);
+      if constexpr (indexed) write_offsets<N>(p.extra, extra, channel + w * N, offset[w], outer.index);
     }
   }
 };

@@ -1,5 +1,5 @@
-// Halves, which are compared and added up in float32: they have engines of their own where these convert them as they
-// read.
+// Halves (float16 and bfloat16), computed in float32. The direct engines convert them as they read; all other
+// windows go to float32.cpp, whose engines convert rows on loading.
 #include "forward/selection.h"
 
 namespace ndpool {
@@ -8,12 +8,12 @@ namespace {
 template <class S> Kernel direct_halves(const Problem& p) {
   if constexpr (specialised) {
     if (p.op == Op::sum)
-      return sums_slide<float, S>(p) || p.x_type != p.y_type ? Kernel{}
-                                                             : direct_engine<Sum<float>, S, false>(p);
+      return use_sliding_sums<float, S>(p) || p.x_type != p.y_type ? Kernel{}
+                                                                   : direct_engine<Sum<float>, S, false>(p);
     if (p.op == Op::max && p.extra == Extra::none)
-      return slides<Max<float>, S, false>(p) ? Kernel{} : direct_engine<Max<float>, S, false>(p);
+      return use_sliding<Max<float>, S, false>(p) ? Kernel{} : direct_engine<Max<float>, S, false>(p);
     if (p.op == Op::max)
-      return slides<Max<float>, S, true>(p) ? Kernel{} : direct_engine<Max<float>, S, true>(p);
+      return use_sliding<Max<float>, S, true>(p) ? Kernel{} : direct_engine<Max<float>, S, true>(p);
   }
   return {};
 }
@@ -21,8 +21,8 @@ template <class S> Kernel direct_halves(const Problem& p) {
 }  // namespace
 
 Kernel NDPOOL_NAME(halves_, NDPOOL_ISA)(const Problem& p) {
-  const Kernel found = p.x_type == Dtype::f16 ? direct_halves<f16>(p) : direct_halves<bf16>(p);
-  return found.run ? found : NDPOOL_NAME(float32_, NDPOOL_ISA)(p);
+  const Kernel kernel = p.x_type == Dtype::f16 ? direct_halves<f16>(p) : direct_halves<bf16>(p);
+  return kernel.run ? kernel : NDPOOL_NAME(float32_, NDPOOL_ISA)(p);
 }
 
 }  // namespace ndpool

@@ -1,11 +1,14 @@
-// The horizontal step: from one row, folded down already, to the windows of that row.
-// A row is `unit` neighbours for each position (the channels of a channels-last array, or one element), padded so that
-// every regular window is whole. Work is done on flat runs of neighbours, whatever the unit: partial results for every
-// position first, then those of the outputs are picked out.
-//   Max and min double their reach: 1, 2, 4, ... taps, and two overlapping halves make a window of any length.
-//   Sums add tap after tap; from 32 taps on 16 interleaved sums, which are added by halves at the end; longer rows are
-//   sums of blocks of 512 taps.
-// So the order of additions depends on the number of taps alone.
+// The horizontal step: reduces one row, already folded over the rows of a window, to the windows along it.
+// Called by the general engine (general.h) and by engines that reduce rows themselves (blocks, channels_last,
+// integer_averages). Loading rows, padding them, and dividing sums are left to the callers.
+// Each position of a row holds `unit` contiguous elements: the channels of a channels-last array, or one
+// element. A row is padded so that every regular window is whole. The loops run over flat elements, whatever
+// the unit: they reduce a window at every position, then take_every() keeps those of the outputs.
+//   Max and min use doubling: windows of 1, 2, 4, ... taps, then two overlapping ones form a window of any
+//   length.
+//   Sums add tap after tap. From 32 taps on they use 16 interleaved partial sums, which are added by halves at
+//   the end; rows longer than 512 taps are sums of blocks of 512 taps.
+// The order of additions therefore depends on the number of taps alone.
 #pragma once
 
 #include "reducers.h"
@@ -13,14 +16,15 @@
 namespace ndpool {
 namespace {
 
-constexpr int64_t long_sum = 32;  // taps from which on a row's sum is interleaved
-constexpr int interleaved = 16;
-constexpr int64_t sum_block = 512;  // taps of a row that are added up on their own
+constexpr int64_t long_sum = 32;    // taps from which on sums are interleaved
+constexpr int interleaved = 16;     // partial sums
+constexpr int64_t sum_block = 512;  // taps of a block
 
-// The merge of two vectors. Exact: NaN wins. Speculative: there is none, and one instruction is enough.
+// Merges two vectors. Exact: NaN wins. Speculative (exact = false): assumes that there is no NaN, so one
+// instruction suffices.
 template <class R, bool exact = true, class Vx>
 __attribute__((always_inline)) inline Vx merged(Vx later, Vx best) {
-  if constexpr (!R::picks) {
+  if constexpr (!R::is_max) {
     if constexpr (is_real<typename R::V>) return best + later;
     using U = Vec<UnsignedLike<typename R::V>, length_of<Vx>>;  // wraps
     return reinterpret_cast<Vx>(reinterpret_cast<U>(best) + reinterpret_cast<U>(later));
@@ -33,7 +37,8 @@ __attribute__((always_inline)) inline Vx merged(Vx later, Vx best) {
   }
 }
 
-// Whether there may be a NaN among n elements, behind which a vector may read: their sum is none.
+// Whether n elements may contain a NaN: their sum then is NaN, as it is for opposite infinities. Reads whole
+// vectors, past the end as well.
 template <class V> bool may_hold_nan(const V* x, int64_t n) {
   constexpr int N = wide<V>;
   Vec<V, N> a{}, b{};
@@ -45,31 +50,32 @@ template <class V> bool may_hold_nan(const V* x, int64_t n) {
   return any(a != a);
 }
 
-// dst[j] = f(j) for vectors from 0 on, the last of which may overlap its neighbour or, below one vector, reach past n:
-// scratch rows have room for that.
+// dst[j] = f(j), a vector at a time. The last vector may write past n: scratch rows have room for it.
 template <class V, class F> __attribute__((always_inline)) inline void each_vector(int64_t n, V* dst, F&& f) {
   constexpr int N = wide<V>;
   for (int64_t j = 0; j < n; j += N) write(dst + j, f(j));
 }
 
-// Whole windows of `kernel` taps (sums: at most 512), `tap` elements apart, at every position of a row: dst[j] for
-// j < n. `x` and `dst` are scratch rows that may be the same, with room for a vector past their ends.
-template <class R, bool exact = true>
-void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64_t tap, typename R::V* dst) {
+// Reduces whole windows of `kernel` taps, `tap_stride` elements apart, at every element of a row: dst[j] for j
+// < n. Sums take at most 512 taps. `x` and `dst` are scratch rows, which may be the same, with room for a
+// vector past their ends.
+template <class R, bool exact = true> void
+reduce_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64_t tap_stride, typename R::V* dst) {
   using V = typename R::V;
   constexpr int N = wide<V>;
-  if constexpr (exact && R::picks && is_real<V>)
-    if (!may_hold_nan(x, n + (kernel - 1) * tap)) return windows_everywhere<R, false>(x, n, kernel, tap, dst);
-  if constexpr (R::picks) {
+  if constexpr (exact && R::is_max && is_real<V>)
+    if (!may_hold_nan(x, n + (kernel - 1) * tap_stride))
+      return reduce_everywhere<R, false>(x, n, kernel, tap_stride, dst);
+  if constexpr (R::is_max) {
     int64_t m = 1;
     for (; 4 * m <= kernel; m *= 2) {
-      const int64_t shift = m * tap;
-      each_vector(n + (kernel - 2 * m) * tap, dst,
+      const int64_t shift = m * tap_stride;
+      each_vector(n + (kernel - 2 * m) * tap_stride, dst,
                   [&](int64_t j) { return merged<R, exact>(read<V, N>(x + j + shift), read<V, N>(x + j)); });
       x = dst;
     }
-    // The rest of 1, 2 or 3 parts of m taps, which may overlap.
-    const int64_t parts = ceil_div(kernel, m), rest = (kernel - m) * tap, middle = m * tap;
+    // The window is covered by 1 to 4 windows of m taps, the last of which may overlap.
+    const int64_t parts = ceil_div(kernel, m), rest = (kernel - m) * tap_stride, middle = m * tap_stride;
     if (parts == 1)
       each_vector(n, dst, [&](int64_t j) { return read<V, N>(x + j); });
     else if (parts == 2)
@@ -85,16 +91,16 @@ void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64
   } else if (kernel < long_sum) {
     each_vector(n, dst, [&](int64_t j) {
       Vec<V, N> sum = read<V, N>(x + j);
-      for (int64_t t = 1; t < kernel; ++t) sum = merged<R>(read<V, N>(x + j + t * tap), sum);
+      for (int64_t t = 1; t < kernel; ++t) sum = merged<R>(read<V, N>(x + j + t * tap_stride), sum);
       return sum;
     });
   } else {  // one block
     each_vector(n, dst, [&](int64_t j) {
       Vec<V, N> sums[interleaved];
-      for (int64_t t = 0; t < interleaved; ++t) sums[t] = read<V, N>(x + j + t * tap);
+      for (int64_t t = 0; t < interleaved; ++t) sums[t] = read<V, N>(x + j + t * tap_stride);
       for (int64_t t = interleaved; t < kernel; ++t) {
         Vec<V, N>& sum = sums[t % interleaved];
-        sum = merged<R>(read<V, N>(x + j + t * tap), sum);
+        sum = merged<R>(read<V, N>(x + j + t * tap_stride), sum);
       }
       for (int m = interleaved / 2; m > 0; m /= 2)
         for (int k = 0; k < m; ++k) sums[k] = merged<R>(sums[k + m], sums[k]);
@@ -103,9 +109,9 @@ void windows_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64
   }
 }
 
-// The elements of a vector by halves: all of them together in the first.
+// Reduces a vector to one element, by halves.
 template <class R, bool exact = true, class Vx>
-__attribute__((always_inline)) inline typename R::V by_halves(Vx v) {
+__attribute__((always_inline)) inline typename R::V reduce_vector(Vx v) {
   constexpr int n = length_of<Vx>;
   if constexpr (n >= 64) v = merged<R, exact>(shifted<n >= 64 ? 32 : 0>(v, v), v);
   if constexpr (n >= 32) v = merged<R, exact>(shifted<n >= 32 ? 16 : 0>(v, v), v);
@@ -116,10 +122,11 @@ __attribute__((always_inline)) inline typename R::V by_halves(Vx v) {
   return v[0];
 }
 
-// One block of a window, of at least 16 taps: 16 interleaved results, then by halves. Vectors read behind it.
-template <class R, bool exact> typename R::V block_alone(const typename R::V* x, int64_t taps) {
+// Reduces one block of at least 16 taps: 16 interleaved results, then by halves. Reads whole vectors past the
+// end.
+template <class R, bool exact> typename R::V reduce_block(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
-  constexpr int N = least(interleaved, wide<V>), W = interleaved / N;
+  constexpr int N = min(interleaved, wide<V>), W = interleaved / N;
   using Vn = Vec<V, N>;
   Vn parts[W];
   for (int w = 0; w < W; ++w) parts[w] = read<V, N>(x + w * N);
@@ -129,55 +136,56 @@ template <class R, bool exact> typename R::V block_alone(const typename R::V* x,
   Vec<UnsignedLike<V>, N> lane;
   for (int k = 0; k < N; ++k) lane[k] = UnsignedLike<V>(k);
   for (int w = 0; w < W && at + w * N < taps; ++w) {
-    const auto inside = lane < UnsignedLike<V>(least(N, taps - at - w * N));
-    parts[w] = merged<R, exact>(inside ? read<V, N>(x + at + w * N) : all_of<Vn>(R::init()), parts[w]);
+    const auto inside = lane < UnsignedLike<V>(min(N, taps - at - w * N));
+    parts[w] = merged<R, exact>(inside ? read<V, N>(x + at + w * N) : broadcast<Vn>(R::init()), parts[w]);
   }
   for (int m = W / 2; m > 0; m /= 2)
     for (int w = 0; w < m; ++w) parts[w] = merged<R, exact>(parts[w + m], parts[w]);
-  return by_halves<R, exact>(parts[0]);
+  return reduce_vector<R, exact>(parts[0]);
 }
 
-// Whole blocks in turn, so that no addition waits for the one before it.
+// Reduces several whole blocks at once, so that no addition waits for the one before it.
 template <class R, bool exact, int Blocks>
-void blocks_alone(const typename R::V* x, typename R::V (&dst)[Blocks]) {
+void reduce_blocks(const typename R::V* x, typename R::V (&dst)[Blocks]) {
   using V = typename R::V;
-  constexpr int N = least(interleaved, wide<V>), W = interleaved / N;
+  constexpr int N = min(interleaved, wide<V>), W = interleaved / N;
   Vec<V, N> parts[Blocks][W];
   for (int b = 0; b < Blocks; ++b)
     for (int w = 0; w < W; ++w) parts[b][w] = read<V, N>(x + b * sum_block + w * N);
   for (int64_t at = interleaved; at < sum_block; at += interleaved)
     for (int b = 0; b < Blocks; ++b)
       for (int w = 0; w < W; ++w) {
-        fetch(x + (b + Blocks) * sum_block + at +
-              w * N);  // processors follow one stream of a page, not several
+        prefetch(x + (b + Blocks) * sum_block + at +
+                 w * N);  // the hardware prefetcher follows one stream per page
         parts[b][w] = merged<R, exact>(read<V, N>(x + b * sum_block + at + w * N), parts[b][w]);
       }
   for (int b = 0; b < Blocks; ++b) {
     for (int m = W / 2; m > 0; m /= 2)
       for (int w = 0; w < m; ++w) parts[b][w] = merged<R, exact>(parts[b][w + m], parts[b][w]);
-    dst[b] = by_halves<R, exact>(parts[b][0]);
+    dst[b] = reduce_vector<R, exact>(parts[b][0]);
   }
 }
 
-// The best of at least a vector of elements, in any order: four vectors in turn, the last of which may overlap.
-template <class R, bool exact> typename R::V best_alone(const typename R::V* x, int64_t taps) {
+// The maximum of at least a vector of elements, in any order: four independent vectors; the last one read may
+// overlap.
+template <class R, bool exact> typename R::V reduce_max(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
-  constexpr int N = wide<V>, together = 4;
+  constexpr int N = wide<V>, streams = 4;
   using Vn = Vec<V, N>;
-  Vn best[together], all[together] = {};
+  Vn best[streams], nan_sums[streams] = {};
   for (Vn& b : best) b = read<V, N>(x);
   int64_t t = 0;
   const auto add = [&](int64_t at, int k) __attribute__((always_inline)) {
     const Vn v = read<V, N>(x + at);
     best[k] = merged<R, false>(v, best[k]);
-    if constexpr (exact && is_real<V>) all[k] += v;
+    if constexpr (exact && is_real<V>) nan_sums[k] += v;
   };
-  for (; t + together * N <= taps; t += together * N)
-    for (int k = 0; k < together; ++k) add(t + k * N, k);
+  for (; t + streams * N <= taps; t += streams * N)
+    for (int k = 0; k < streams; ++k) add(t + k * N, k);
   for (; t + N <= taps; t += N) add(t, 0);
   if (t < taps) add(taps - N, 1);
   if constexpr (exact && is_real<V>) {
-    const Vn sum = all[0] + all[1] + (all[2] + all[3]);
+    const Vn sum = nan_sums[0] + nan_sums[1] + (nan_sums[2] + nan_sums[3]);
     if (any(sum != sum)) {  // a NaN, or opposite infinities
       V value = R::init();
       for (int64_t k = 0; k < taps; ++k) value = R::merge(x[k], value);
@@ -185,17 +193,18 @@ template <class R, bool exact> typename R::V best_alone(const typename R::V* x, 
     }
   }
   const Vn two = merged<R, false>(best[1], best[0]), more = merged<R, false>(best[3], best[2]);
-  return by_halves<R, false>(merged<R, false>(more, two));
+  return reduce_vector<R, false>(merged<R, false>(more, two));
 }
 
-// One window of `taps` neighbouring elements, behind which a vector may read.
-template <class R, bool exact = true> typename R::V window_alone(const typename R::V* x, int64_t taps) {
+// Reduces one window of `taps` contiguous elements; vectors may read past its end.
+template <class R, bool exact = true> typename R::V reduce_window(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
-  if constexpr (R::picks)
-    if (taps >= wide<V>) return best_alone<R, exact>(x, taps);
-  constexpr int together = interleaved / wide<V> >= 4 ? 1 : 4;  // of few registers none is left for more
+  if constexpr (R::is_max)
+    if (taps >= wide<V>) return reduce_max<R, exact>(x, taps);
+  constexpr int streams =
+      interleaved / wide<V> >= 4 ? 1 : 4;  // with narrow vectors one block fills the registers
   const auto part = [](const V* x, int64_t taps) {
-    if (taps >= long_sum) return block_alone<R, exact>(x, taps);
+    if (taps >= long_sum) return reduce_block<R, exact>(x, taps);
     V best = x[0];
     for (int64_t t = 1; t < taps; ++t) best = R::merge(x[t], best);
     return best;
@@ -203,22 +212,23 @@ template <class R, bool exact = true> typename R::V window_alone(const typename 
   if (taps <= sum_block) return part(x, taps);
   V all = part(x, sum_block);
   int64_t at = sum_block;
-  for (; at + together * sum_block <= taps; at += together * sum_block) {
-    V blocks[together];
-    blocks_alone<R, exact>(x + at, blocks);
+  for (; at + streams * sum_block <= taps; at += streams * sum_block) {
+    V blocks[streams];
+    reduce_blocks<R, exact>(x + at, blocks);
     for (const V& block : blocks) all = R::merge(block, all);
   }
-  for (; at < taps; at += sum_block) all = R::merge(part(x + at, least(sum_block, taps - at)), all);
+  for (; at < taps; at += sum_block) all = R::merge(part(x + at, min(sum_block, taps - at)), all);
   return all;
 }
 
-// One window of `taps` neighbouring positions of `unit` elements: `unit` results. `work` holds 16 units.
-template <class R> void window_alone(const typename R::V* x, int64_t taps, int64_t unit, typename R::V* work,
-                                     typename R::V* dst) {
+// Reduces one window of `taps` contiguous positions of `unit` elements to `unit` results. `work` holds 16
+// units.
+template <class R> void reduce_window(const typename R::V* x, int64_t taps, int64_t unit, typename R::V* work,
+                                      typename R::V* dst) {
   using V = typename R::V;
   constexpr int N = wide<V>;
   if (unit == 1) {
-    *dst = window_alone<R>(x, taps);
+    *dst = reduce_window<R>(x, taps);
     return;
   }
   const auto add = [&](const V* from, V* to, int64_t n) {
@@ -227,11 +237,11 @@ template <class R> void window_alone(const typename R::V* x, int64_t taps, int64
     for (; j < n; ++j) to[j] = R::merge(from[j], to[j]);
   };
   for (int64_t first = 0; first < taps; first += sum_block, x += sum_block * unit) {
-    const int64_t here = least(sum_block, taps - first), all = here * unit;
-    const int64_t block = (here < long_sum ? 1 : interleaved) * unit;
-    in_vectors(block, [&](int64_t j) { work[j] = x[j]; });
-    for (int64_t at = block; at < all; at += block) add(x + at, work, least(block, all - at));
-    for (int64_t n = block / 2; n >= unit; n /= 2) add(work + n, work, n);
+    const int64_t block_taps = min(sum_block, taps - first), length = block_taps * unit;
+    const int64_t partial = (block_taps < long_sum ? 1 : interleaved) * unit;
+    in_vectors(partial, [&](int64_t j) { work[j] = x[j]; });
+    for (int64_t at = partial; at < length; at += partial) add(x + at, work, min(partial, length - at));
+    for (int64_t n = partial / 2; n >= unit; n /= 2) add(work + n, work, n);
     if (first == 0)
       in_vectors(unit, [&](int64_t c) { dst[c] = work[c]; });
     else
@@ -239,8 +249,8 @@ template <class R> void window_alone(const typename R::V* x, int64_t taps, int64
   }
 }
 
-// The first of every K elements, which are read as a wide one.
-template <int K, class T> void every_wide(const T* __restrict x, int64_t n, T* __restrict dst) {
+// Copies the first of every K elements: reads each K as one wide element and truncates it.
+template <int K, class T> void take_every_wide(const T* __restrict x, int64_t n, T* __restrict dst) {
   constexpr int N = wide<T> / K;
   using Wide = typename UnsignedOf<K* int(sizeof(T))>::type;
   for (int64_t o = 0; o < n; o += N)
@@ -248,21 +258,22 @@ template <int K, class T> void every_wide(const T* __restrict x, int64_t n, T* _
           converted<Vec<UnsignedLike<T>, N>>(read<Wide, N>(reinterpret_cast<const Wide*>(x + K * o))));
 }
 
-// Every `stride`-th position of a row, `unit` elements of each. `dst` has room for a vector past its end.
+// Copies every `stride`-th position of a row, `unit` elements each. `dst` has room for a vector past its end.
 template <class T>
-void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __restrict dst) {
+void take_every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __restrict dst) {
   constexpr int N = wide<T>;
   if (unit == 1) {
     int64_t o = 0;
     if constexpr (sizeof(T) < 4) {
-      if (stride == 2) return every_wide<2>(x, n, dst);
-      if (stride == 4 && vector_bytes == 64) return every_wide<4>(x, n, dst);
+      if (stride == 2) return take_every_wide<2>(x, n, dst);
+      if (stride == 4 && vector_bytes == 64) return take_every_wide<4>(x, n, dst);
     } else if (stride == 2) {
       for (; o < n; o += N) write(dst + o, evens(read<T, N>(x + 2 * o), read<T, N>(x + 2 * o + N)));
     }
-    if constexpr (packs<T>)
+    if constexpr (has_compress<T>)
       if (stride > 2 && stride <= N) {
-        // As many vectors as the stride hold a vector of outputs: which elements of each, and the first one's number.
+        // `stride` vectors of input hold one vector of outputs. For each of them: a mask of its
+        // elements to keep, and the output index of the first.
         std::uint32_t bits[N] = {};
         int64_t first[N];
         for (int64_t k = N - 1; k >= 0; --k) {
@@ -271,29 +282,31 @@ void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __
         }
         for (; o < n; o += N, x += N * stride)
           for (int64_t k = 0; k < stride && o + first[k] < n; ++k)
-            write(dst + o + first[k], packed(read<T, N>(x + k * N), bits[k]));
+            write(dst + o + first[k], compressed(read<T, N>(x + k * N), bits[k]));
         return;
       }
     for (; o < n; ++o) __builtin_memcpy(dst + o, x + o * stride, sizeof(T));
     return;
   }
-  // A position that is a word, or of which sixteen bytes hold several.
+  // Positions of 4 bytes are copied as words; one shuffle of 16 bytes copies several positions that are
+  // shorter.
   if constexpr (sizeof(T) < 4)
     if (unit * int64_t(sizeof(T)) == 4)
-      return every(reinterpret_cast<const std::uint32_t*>(x), n, stride, 1,
-                   reinterpret_cast<std::uint32_t*>(dst));
-  if constexpr (sizeof(T) == 1 && names_bytes)
-    if (const int64_t step = stride * unit, together = (16 - unit) / step + 1; unit < 16 && together > 1) {
-      Sixteen names;
+      return take_every(reinterpret_cast<const std::uint32_t*>(x), n, stride, 1,
+                        reinterpret_cast<std::uint32_t*>(dst));
+  if constexpr (sizeof(T) == 1 && has_byte_shuffle)
+    if (const int64_t step = stride * unit, per_load = (16 - unit) / step + 1; unit < 16 && per_load > 1) {
+      Sixteen bytes;
       for (int64_t j = 0; j < 16; ++j)
-        names[j] = std::uint8_t(j < together * unit ? j / unit * step + j % unit : 0x80);
-      for (int64_t o = 0; o < n; o += together)
+        bytes[j] = std::uint8_t(j < per_load * unit ? j / unit * step + j % unit : 0x80);
+      for (int64_t o = 0; o < n; o += per_load)
         write(dst + o * unit,
-              named(read<std::uint8_t, 16>(reinterpret_cast<const std::uint8_t*>(x + o * step)), names));
+              shuffled_bytes(read<std::uint8_t, 16>(reinterpret_cast<const std::uint8_t*>(x + o * step)),
+                             bytes));
       return;
     }
-  if constexpr (permutes<T>)
-    if (stride == 2 && unit <= N / 2) {  // two vectors hold so many outputs
+  if constexpr (has_permute<T>)
+    if (stride == 2 && unit <= N / 2) {  // one permutation of two vectors gives N / unit outputs
       const int64_t step = N / unit * unit;
       Vec<UnsignedLike<T>, N> index;
       for (int64_t j = 0; j < N; ++j) index[j] = UnsignedLike<T>(j / unit * 2 * unit + j % unit);
@@ -309,13 +322,14 @@ void every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, T* __
   if (unit <= 16 / int64_t(sizeof(T)))
     copy(std::integral_constant<int, 16 / sizeof(T)>{});
   else if (vector_bytes >= 32 && unit <= 32 / int64_t(sizeof(T)))
-    copy(std::integral_constant<int, least(vector_bytes, 32) / sizeof(T)>{});
+    copy(std::integral_constant<int, min(vector_bytes, 32) / sizeof(T)>{});
   else
     copy(std::integral_constant<int, N>{});
 }
 
-// Windows of stride 2, where a position has `unit` elements: elements [from, end) of the results, to `dst`. The same tap of
-// N / unit windows lies in two neighbouring vectors. Writes whole vectors, and reads two from each tap on.
+// Reduces windows of stride 2 whose positions have `unit` elements: elements [from, end) of the results, to
+// `dst`. Two contiguous vectors hold the same tap of N / unit windows. Reads two vectors at each tap and writes
+// whole vectors.
 template <class R, bool exact = true> void every_other_window(const typename R::V* x, int64_t from,
                                                               int64_t end, int64_t kernel, int64_t step,
                                                               int64_t unit, typename R::V* dst) {
@@ -324,99 +338,102 @@ template <class R, bool exact = true> void every_other_window(const typename R::
   Vec<UnsignedLike<V>, N> index;
   for (int64_t j = 0; j < N; ++j) index[j] = UnsignedLike<V>(j / unit * 2 * unit + j % unit);
   for (int64_t j = from; j < end; j += N / unit * unit) {
-    Vec<V, N> all{};
+    Vec<V, N> best{};
     for (int64_t t = 0; t < kernel; ++t) {
       const V* tap = x + 2 * j + t * step * unit;
       const Vec<V, N> v = permuted(read<V, N>(tap), read<V, N>(tap + N), index);
-      all = t ? merged<R, exact>(v, all) : v;
+      best = t ? merged<R, exact>(v, best) : v;
     }
-    write(dst + j - from, all);
+    write(dst + j - from, best);
   }
 }
 
-// Best values and the numbers of their taps: what a window of several rows is picked from.
-template <class V> struct Coded {
+// Values with their offsets in the window.
+template <class V> struct Indexed {
   V* value;
-  Code* code;
+  Offset* offset;
 };
 
-// `merge_column` for vectors.
+// `merge_any_order` (reducers.h) for vectors.
 template <class R, class Vx, class Cx>
-__attribute__((always_inline)) inline void merge_columns(Vx later, Cx code, Vx& best, Cx& at) {
-  const auto earlier = code < at;
+__attribute__((always_inline)) inline void merge_vectors_any_order(Vx later, Cx offset, Vx& best, Cx& at) {
+  const auto earlier = offset < at;
   auto take = R::beats(later, best) | ((later == best) & earlier);
   if constexpr (is_real<typename R::V>) take |= (later != later) & ((best == best) | ~earlier);
   best = take ? later : best;
-  at = take ? code : at;
+  at = take ? offset : at;
 }
 
-// The same with codes, at every position. A column's code says which row it is from: equal columns are won by the
-// earlier row, NaNs by the later one, so the answer is that of a row-major scan.
-template <class R> void coded_windows_everywhere(const Coded<typename R::V>& x, int64_t n, int64_t kernel,
-                                                 int64_t tap, const Coded<typename R::V>& dst) {
+// `reduce_everywhere` with offsets. The offset of a column tells its row: among equal values the earlier row
+// wins, among NaNs the later one, so the result is that of a row-major scan.
+template <class R> void reduce_everywhere_indexed(const Indexed<typename R::V>& x, int64_t n, int64_t kernel,
+                                                  int64_t tap_stride, const Indexed<typename R::V>& dst) {
   using V = typename R::V;
   constexpr int N = wide<V>;
-  using C = UnsignedLike<V>;  // as wide as a value, so that one mask serves both
+  using C = UnsignedLike<V>;  // as wide as a value, so that both use one mask
   if constexpr (sizeof(V) >= 4) {
     for (int64_t j = 0; j < n; j += N) {
       Vec<V, N> best = read<V, N>(x.value + j);
-      Vec<C, N> at = converted<Vec<C, N>>(read<Code, N>(x.code + j));
+      Vec<C, N> at = converted<Vec<C, N>>(read<Offset, N>(x.offset + j));
       for (int64_t t = 1; t < kernel; ++t) {
-        const Vec<V, N> later = read<V, N>(x.value + j + t * tap);
-        const Vec<C, N> code = converted<Vec<C, N>>(read<Code, N>(x.code + j + t * tap)) + C(t);
-        merge_columns<R>(later, code, best, at);
+        const Vec<V, N> later = read<V, N>(x.value + j + t * tap_stride);
+        const Vec<C, N> offset = converted<Vec<C, N>>(read<Offset, N>(x.offset + j + t * tap_stride)) + C(t);
+        merge_vectors_any_order<R>(later, offset, best, at);
       }
       write(dst.value + j, best);
-      write(dst.code + j, converted<Vec<Code, N>>(at));
+      write(dst.offset + j, converted<Vec<Offset, N>>(at));
     }
     return;
   }
   for (int64_t first = 0; first < n; first += 64) {
-    const int64_t block = least(64, n - first);
+    const int64_t block = min(64, n - first);
     const V* value = x.value + first;
-    const Code* code = x.code + first;
+    const Offset* offset = x.offset + first;
     V* best = dst.value + first;
-    Code* at = dst.code + first;
+    Offset* at = dst.offset + first;
     in_vectors(block, [&](int64_t j) { best[j] = value[j]; });
-    in_vectors(block, [&](int64_t j) { at[j] = code[j]; });
+    in_vectors(block, [&](int64_t j) { at[j] = offset[j]; });
     for (int64_t t = 1; t < kernel; ++t) {
-      value += tap;
-      code += tap;
-      in_vectors(block, [&](int64_t j) { merge_column<R>(value[j], code[j] + Code(t), best[j], at[j]); });
+      value += tap_stride;
+      offset += tap_stride;
+      in_vectors(block,
+                 [&](int64_t j) { merge_any_order<R>(value[j], offset[j] + Offset(t), best[j], at[j]); });
     }
   }
 }
 
-// One window with codes; `lead` is the number of its first tap.
-template <class R> void coded_window_alone(const Coded<typename R::V>& x, int64_t taps, int64_t tap,
-                                           int64_t unit, Code lead, const Coded<typename R::V>& dst) {
+// `reduce_window` with offsets; `lead` is the number of the first tap.
+template <class R> void reduce_window_indexed(const Indexed<typename R::V>& x, int64_t taps,
+                                              int64_t tap_stride, int64_t unit, Offset lead,
+                                              const Indexed<typename R::V>& dst) {
   using V = typename R::V;
   constexpr int L = 8;
   if constexpr (sizeof(V) >= 4) {
     if (unit >= L) {
       using C = UnsignedLike<V>;
       for (int64_t from = 0; from < unit; from += L) {
-        const int64_t c = least(from, unit - L);  // the last ones may be done twice
+        const int64_t c = min(from, unit - L);  // the last vector may overlap
         Vec<V, L> best = read<V, L>(x.value + c);
-        Vec<C, L> at = converted<Vec<C, L>>(read<Code, L>(x.code + c)) + C(lead);
+        Vec<C, L> at = converted<Vec<C, L>>(read<Offset, L>(x.offset + c)) + C(lead);
         for (int64_t t = 1; t < taps; ++t) {
-          const Vec<C, L> code =
-              converted<Vec<C, L>>(read<Code, L>(x.code + c + t * tap)) + C(lead + Code(t));
-          merge_columns<R>(read<V, L>(x.value + c + t * tap), code, best, at);
+          const Vec<C, L> offset =
+              converted<Vec<C, L>>(read<Offset, L>(x.offset + c + t * tap_stride)) + C(lead + Offset(t));
+          merge_vectors_any_order<R>(read<V, L>(x.value + c + t * tap_stride), offset, best, at);
         }
         write(dst.value + c, best);
-        write(dst.code + c, converted<Vec<Code, L>>(at));
+        write(dst.offset + c, converted<Vec<Offset, L>>(at));
       }
       return;
     }
   }
   for (int64_t c = 0; c < unit; ++c) {
     auto best = x.value[c];
-    Code at = x.code[c] + lead;
+    Offset at = x.offset[c] + lead;
     for (int64_t t = 1; t < taps; ++t)
-      merge_column<R>(x.value[c + t * tap], x.code[c + t * tap] + lead + Code(t), best, at);
+      merge_any_order<R>(x.value[c + t * tap_stride], x.offset[c + t * tap_stride] + lead + Offset(t), best,
+                         at);
     dst.value[c] = best;
-    dst.code[c] = at;
+    dst.offset[c] = at;
   }
 }
 

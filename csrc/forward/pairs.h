@@ -1,5 +1,7 @@
-// Windows of an odd number of rows or columns, one after the other. Windows r and r + 1 share all elements but the first of the
-// one and the last of the other, and those come in pairs that later windows share, too: in registers, or in lines of memory.
+// Sliding windows of an odd number K of rows or columns, two at a time. Windows r and r + 1 share all elements but
+// the first of the one and the last of the other. The shared part is a merge of pairs, which later windows reuse:
+// pairs are kept in registers (windows_in_pairs) or in lines of memory (PairLines). Used by strips.h, tracks.h and
+// long_max.h.
 #pragma once
 
 #include "simd.h"
@@ -7,7 +9,8 @@
 namespace ndpool {
 namespace {
 
-// n windows of K elements, each of them W vectors, of which `next` gives one after the other.
+// n windows of K elements; an element is W vectors. `next` reads the next element, `out` receives windows 0, 1,
+// ... n - 1.
 template <int K, int W, class Vn, class Merge, class Next, class Out>
 __attribute__((always_inline)) inline void windows_in_pairs(int64_t n, Merge&& merge, Next&& next,
                                                             Out&& out) {
@@ -40,7 +43,7 @@ __attribute__((always_inline)) inline void windows_in_pairs(int64_t n, Merge&& m
   }
 }
 
-// What is kept of K - 1 rows: K lines.
+// The same on rows: K lines of memory hold what the last K - 1 rows contribute.
 template <int K, class V> struct PairLines {
   static constexpr int T = K / 2;
   V *odd, *even[T], *pair[T];
@@ -48,18 +51,18 @@ template <int K, class V> struct PairLines {
   PairLines(V* lines, int64_t pitch) : odd(lines) {
     for (int k = 0; k < T; ++k) {
       even[k] = lines + (2 * k + 1) * pitch;
-      pair[k] = lines + (2 * k + 2) * pitch;  // the last of them is never kept
+      pair[k] = lines + (2 * k + 2) * pitch;  // the last one is never written
     }
   }
 
-  // One of the first K - 1 rows: the k-th that is even, or the one behind it.
+  // Enters the k-th even row of the first K - 1 rows; the caller writes the odd row behind it to `odd`.
   template <class Vn, class Merge>
   __attribute__((always_inline)) inline void begin(int k, int64_t at, Vn row, Merge&& merge) const {
     if (k > 0) write(pair[k - 1] + at, merge(row, get<Vn>(odd + at)));
     write(even[k] + at, row);
   }
 
-  // An even row that comes, to what its window shares with the next.
+  // Enters a new even row; returns what its window shares with the next.
   template <class Vn, class Merge>
   __attribute__((always_inline)) inline Vn shared(int64_t at, Vn row, Merge&& merge) const {
     const Vn newest = merge(row, get<Vn>(odd + at));
@@ -70,14 +73,14 @@ template <int K, class V> struct PairLines {
     return merge(newest, shared);
   }
 
-  // The oldest even row, which the one that has come replaces.
+  // Replaces the oldest even row by the new one and returns it.
   template <class Vn> __attribute__((always_inline)) inline Vn replace(int64_t at, Vn row) const {
     const Vn oldest = get<Vn>(even[0] + at);
     write(even[0] + at, row);
     return oldest;
   }
 
-  // After two rows.
+  // To be called after two rows.
   void next() {
     V *const oldest = even[0], *const first = pair[0];
     for (int k = 1; k < T; ++k) even[k - 1] = even[k];

@@ -1,10 +1,10 @@
-// Which forward engine takes a problem of one group of types. Each group is a file of its own beside this one; its function
-// alone has a name outside, so that no function compiled for a newer processor can take the place of its namesake
-// elsewhere.
+// Selects the forward engine for a problem of one group of types. Each group is a source file beside this one;
+// only its function has external linkage, so that code compiled for a newer processor cannot replace a function
+// of the same name elsewhere.
 //
-// Strips, tracks, long_max, longer_sums (stride 1: stride1.cpp), sliding (all of stride 1), small_planes
-// (planes of short rows), direct (windows of 2 and 3), blocks (disjoint windows), channels_last, integers (averages of 8-
-// and 16-bit integers), rows (any window: general.h).
+// Engines: strips, tracks, long_max, longer_sums (stride 1: stride1.cpp), sliding (any window of stride 1),
+// small_planes (planes of short rows: float32.cpp), direct (windows of 2 and 3), blocks (disjoint windows),
+// channels_last, integers (averages of 8- and 16-bit integers: integer_averages.h), rows (any window: general.h).
 #pragma once
 
 #include "forward/blocks.h"
@@ -16,110 +16,116 @@
 namespace ndpool {
 namespace {
 
-// Which types have engines of their own, for windows that networks and images have.
-template <class S> constexpr bool common = specialised && (is_half<S> || is_real<S> || sizeof(S) == 1);
-template <> inline constexpr bool common<void> = false;
+// Whether the direct engines, for the common windows of networks and images, are compiled for this type.
+template <class S> constexpr bool has_direct_engines =
+    specialised && (is_half<S> || is_real<S> || sizeof(S) == 1);
+template <> inline constexpr bool has_direct_engines<void> = false;
 
-// Whether an element is visited so few times, if every window reads all of its own, that folding rows and columns one after
-// the other is slower: fewer for types that are wide, or converted each time.
-bool shares_little(const Problem& p) {
+// Whether windows overlap so little that reading every tap of every window is faster than folding first the
+// rows, then the columns. The limit on visits per element is lower for types that are wide or converted at each
+// read.
+bool overlaps_little(const Problem& p) {
   int64_t visits = 1;
   for (int a = 0; a < p.n_axes; ++a)
     if (p.axes[a].regular()) visits *= ceil_div(p.axes[a].kernel, p.axes[a].stride);
   const bool converts = p.extra == Extra::none && (p.x_type == Dtype::f16 || p.x_type == Dtype::bf16);
   if (converts || (p.x_type == Dtype::f64 && p.extra == Extra::none)) return visits <= 4;
-  const bool few = p.x_type != Dtype::f32 || p.extra != Extra::none || taps_of(p) <= 9 ||
-                   (p.op != Op::sum && p.n_axes > 2 && p.lanes >= 64);
-  return visits <= (few ? 9 : 4);
+  const bool up_to_9 = p.x_type != Dtype::f32 || p.extra != Extra::none || taps_of(p) <= 9 ||
+                       (p.op != Op::sum && p.n_axes > 2 && p.channels >= 64);
+  return visits <= (up_to_9 ? 9 : 4);
 }
 
-// Small and disjoint windows of values stored as S, whose taps are read directly.
-template <class R, class S, bool coded> Kernel direct_engine(const Problem& p) {
+// Engines that read the taps of small or disjoint windows directly from values stored as S.
+template <class R, class S, bool indexed> Kernel direct_engine(const Problem& p) {
   if (!stored_as<S>(p.x_type)) return {};
-  if (p.lanes > 1) {
-    if (!coded && !shares_little(p)) return {};
-    return first_serving<ChannelsLast<R, S, coded>>(p);
+  if (p.channels > 1) {
+    if (!indexed && !overlaps_little(p)) return {};
+    return first_supporting<ChannelsLast<R, S, indexed>>(p);
   }
-  return first_serving<DirectRows<R, S, coded>, Blocks<R, S, coded>>(p);
+  return first_supporting<DirectRows<R, S, indexed>, Blocks<R, S, indexed>>(p);
 }
 
-// Long rows of a single axis, which are folded faster where they lie: laying them out first takes up to twice as long
-// (maxima of 3 in a float64 signal).
+// Long rows of a single axis, which are faster to fold in place: copying them to scratch first takes up to
+// twice as long (max of 3 in a float64 signal).
 template <class R> bool long_signal(const Problem& p) {
   constexpr int64_t long_row = 1024;
   const Axis& last = p.axes[0];
-  return p.n_axes == 1 && p.lanes == 1 && last.out >= long_row && (R::picks || last.kernel <= 3);
+  return p.n_axes == 1 && p.channels == 1 && last.out >= long_row && (R::is_max || last.kernel <= 3);
 }
 
-// 8- and 16-bit integers of several lanes along a single axis of stride 1: a vector has so many of them that rows are folded
-// fastest one after the other (maxima of 3 bytes along a middle axis: 3.1 times as fast).
+// 8- and 16-bit integers with several channels along a single axis of stride 1: a vector holds so many of them
+// that folding row after row is fastest (max of 3 bytes along a middle axis: 3.1 times as fast).
 template <class V> bool short_integers(const Problem& p) {
   const Axis& last = p.axes[0];
-  return std::is_integral_v<V> && p.n_axes == 1 && p.lanes > 1 && last.regular() && last.stride == 1 &&
+  return std::is_integral_v<V> && p.n_axes == 1 && p.channels > 1 && last.regular() && last.stride == 1 &&
          (sizeof(V) == 1 || (sizeof(V) == 2 && last.kernel <= 8));
 }
 
-// Single rows of two or three taps are read directly where there is an engine for it, twice as fast.
-template <class R, class S, bool coded> bool slides(const Problem& p) {
-  if (!Sliding<R, coded>::serves(p) || taps_of(p) < 2 || (!coded && long_signal<R>(p))) return false;
-  if constexpr (common<S>)
-    if (stored_as<S>(p.x_type) && p.n_axes == 1 && p.lanes == 1 && DirectRows<R, S, coded>::serves(p))
+// Whether the sliding engine takes a problem. Windows of two or three taps in single rows go to the direct
+// engine where it supports them: it is twice as fast.
+template <class R, class S, bool indexed> bool use_sliding(const Problem& p) {
+  if (!Sliding<R, indexed>::supports(p) || taps_of(p) < 2 || (!indexed && long_signal<R>(p))) return false;
+  if constexpr (has_direct_engines<S>)
+    if (stored_as<S>(p.x_type) && p.n_axes == 1 && p.channels == 1 && DirectRows<R, S, indexed>::supports(p))
       return false;
-  return !(p.lanes > 1 && shares_little(p));
+  return !(p.channels > 1 && overlaps_little(p));
 }
 
-// Maxima; minima, and other values in another order than their type's, by engines that load every element into scratch.
-template <class V> Kernel pick(const Problem& p) {
+// Max pooling. Minima and unsigned integers are reordered on loading, so they need an engine that loads every
+// element into scratch.
+template <class V> Kernel max_kernel(const Problem& p) {
   using R = Max<V>;
-  constexpr bool special = common<V>;
+  constexpr bool has_direct = has_direct_engines<V>;
   const bool plain = !reordered(p);
   if constexpr (specialised && sizeof(V) <= 4)
     if (plain)
-      if (const Kernel found = NDPOOL_NAME(stride1_, NDPOOL_ISA)(p); found.run) return found;
+      if (const Kernel kernel = NDPOOL_NAME(stride1_, NDPOOL_ISA)(p); kernel.run) return kernel;
   if (p.extra == Extra::none) {
     if (short_integers<V>(p)) return kernel_of<Rows<R, false>>();
-    if (plain ? slides<R, V, false>(p) : slides<R, void, false>(p)) return kernel_of<Sliding<R, false>>();
-    if constexpr (special) {
+    if (plain ? use_sliding<R, V, false>(p) : use_sliding<R, void, false>(p))
+      return kernel_of<Sliding<R, false>>();
+    if constexpr (has_direct) {
       if (plain)
-        if (const Kernel found = direct_engine<R, V, false>(p); found.run) return found;
+        if (const Kernel kernel = direct_engine<R, V, false>(p); kernel.run) return kernel;
     } else if constexpr (specialised) {
-      if (plain && p.lanes > 1 && shares_little(p) && ChannelsLast<R, V, false>::serves(p))
+      if (plain && p.channels > 1 && overlaps_little(p) && ChannelsLast<R, V, false>::supports(p))
         return kernel_of<ChannelsLast<R, V, false>>();
     }
     return kernel_of<Rows<R, false>>();
   }
-  if constexpr (special && is_real<V>) {
-    if (plain ? slides<R, V, true>(p) : slides<R, void, true>(p)) {
-      if constexpr (std::is_same_v<V, float>)  // small windows on rows that are no shorter than a vector
+  if constexpr (has_direct && is_real<V>) {
+    if (plain ? use_sliding<R, V, true>(p) : use_sliding<R, void, true>(p)) {
+      if constexpr (std::is_same_v<V, float>)  // small windows, rows of at least one vector
         if (plain && p.x_type == Dtype::f32 && taps_of(p) <= 9 && p.axes[p.n_axes - 1].out >= wide<V> &&
-            DirectRows<R, V, true>::serves(p))
+            DirectRows<R, V, true>::supports(p))
           return kernel_of<DirectRows<R, V, true>>();
       return kernel_of<Sliding<R, true>>();
     }
     if (plain)
-      if (const Kernel found = direct_engine<R, V, true>(p); found.run) return found;
+      if (const Kernel kernel = direct_engine<R, V, true>(p); kernel.run) return kernel;
   }
   if constexpr (is_real<V>)
     return kernel_of<Rows<R, true>>();
-  else  // unsigned ones are reordered
+  else  // unsigned integers are reordered to signed ones
     return kernel_of<Rows<Max<std::make_signed_t<V>>, true>>();
 }
 
-// Sums of long windows with stride 1 have an order of their own: the sliding engine takes them in every layout.
-template <class V, class S> bool sums_slide(const Problem& p) {
-  bool long_ones = false;
-  for (int a = 0; a < p.n_axes; ++a) long_ones |= p.axes[a].kernel > 3;
-  return (long_ones || slides<Sum<V>, S, false>(p)) && Sliding<Sum<V>, false>::serves(p);
+// Sums of long windows of stride 1 have their own order of additions: the sliding engine takes them in every
+// layout.
+template <class V, class S> bool use_sliding_sums(const Problem& p) {
+  bool long_window = false;
+  for (int a = 0; a < p.n_axes; ++a) long_window |= p.axes[a].kernel > 3;
+  return (long_window || use_sliding<Sum<V>, S, false>(p)) && Sliding<Sum<V>, false>::supports(p);
 }
 
-template <class V> Kernel sum_of(const Problem& p) {
+template <class V> Kernel sum_kernel(const Problem& p) {
   if (p.op == Op::sum) {
     if constexpr (specialised)
-      if (const Kernel found = NDPOOL_NAME(stride1_, NDPOOL_ISA)(p); found.run) return found;
-    if (sums_slide<V, V>(p)) return kernel_of<Sliding<Sum<V>, false>>();
-    if constexpr (common<V>)
+      if (const Kernel kernel = NDPOOL_NAME(stride1_, NDPOOL_ISA)(p); kernel.run) return kernel;
+    if (use_sliding_sums<V, V>(p)) return kernel_of<Sliding<Sum<V>, false>>();
+    if constexpr (has_direct_engines<V>)
       if (p.x_type == p.y_type)
-        if (const Kernel found = direct_engine<Sum<V>, V, false>(p); found.run) return found;
+        if (const Kernel kernel = direct_engine<Sum<V>, V, false>(p); kernel.run) return kernel;
   }
   return kernel_of<Rows<Sum<V>, false>>();
 }

@@ -1,5 +1,6 @@
-// The forward kernels of each group of types, one function in a file of its own each, compiled once per instruction set
-// (NDPOOL_ISA names it). `stride1` is asked first by those that share its windows.
+// The forward kernels of each group of types: one function per source file, compiled once per instruction set
+// (NDPOOL_ISA names it). kernels.cpp calls them by type; the groups that support windows of stride 1 call
+// `stride1` first.
 #pragma once
 
 #include "kernels.h"

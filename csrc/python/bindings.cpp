@@ -1,5 +1,4 @@
-// Python's door to the core: the functions and classes of the module. No Python object goes below this folder; arguments
-// were checked by geometry.py.
+// The Python module: its functions and classes. Python objects stay in this folder; geometry.py checks arguments.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -16,7 +15,7 @@ using namespace nb::literals;
 using namespace ndpool;
 
 NB_MODULE(_core, m) {
-  nb::set_leak_warnings(false);  // plans stay in their cache until the interpreter is gone
+  nb::set_leak_warnings(false);  // cached plans outlive the interpreter
   int n;
   kernels.store(available_kernels(n)[0]);
   nb::class_<Plan>(m, "Plan")

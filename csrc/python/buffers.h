@@ -1,5 +1,5 @@
-// Arrays and plans as Python hands them over: memory with its shape and strides, and windows. What memory safety needs is
-// checked here again; a failure is a fault of the package, not of its caller.
+// Arrays and plans received from Python: memory with shape and strides, and windows. Everything that memory safety
+// depends on is checked again here; a failure is a bug of the package, not an error of its user.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,8 +22,8 @@ namespace nb = nanobind;
 
 [[noreturn]] void fault(const char* what) { throw std::runtime_error(std::string("ndpool core: ") + what); }
 
-// The memory of an array: from an object with a buffer, or from a tuple (address, shape, strides in elements) where
-// the caller answers for it, as for PyTorch's tensors.
+// The memory of an array: an object with the buffer protocol, or a tuple (address, shape, strides in elements),
+// whose memory the caller keeps alive, as for PyTorch's tensors.
 class Buffer {
 public:
   Buffer(nb::handle object, Dtype type, bool writable) : item_(size_of(type)) {
@@ -36,7 +36,7 @@ public:
   }
   Buffer(const Buffer&) = delete;
   ~Buffer() {
-    if (held_) PyBuffer_Release(&view_);
+    if (acquired_) PyBuffer_Release(&view_);
   }
 
   int ndim() const { return ndim_; }
@@ -52,7 +52,7 @@ private:
   void from_buffer(nb::handle object, bool writable) {
     if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
       throw nb::python_error();
-    held_ = true;
+    acquired_ = true;
     ndim_ = view_.ndim;
     if (view_.itemsize != item_ || ndim_ > max_ndim) {
       PyBuffer_Release(&view_);
@@ -76,7 +76,7 @@ private:
   }
 
   Py_buffer view_;
-  bool held_ = false, aligned_;
+  bool acquired_ = false, aligned_;
   int ndim_;
   int64_t item_, shape_[max_ndim], stride_[max_ndim];
   char* data_;
@@ -120,7 +120,7 @@ public:
     return n;
   }
 
-  // Elements of a whole window, padding and all; -1 when they cannot be counted.
+  // Elements of a whole window including padding; -1 if the number overflows.
   int64_t window() const {
     int64_t n = 1;
     for (const Axis& a : axes_)

@@ -1,4 +1,4 @@
-// Calls that come again and again: everything but the memory is known beforehand.
+// Prepared calls: repeated calls for which everything but the memory is known in advance.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,8 @@ namespace {
 
 namespace nb = nanobind;
 
-// Shape and strides that an array must have, as another thread may have changed them since they were looked up.
+// The shape and strides that an array must have. They are checked at each call, because another thread may have
+// changed them since the call was looked up.
 class Layout {
 public:
   Layout() = default;
@@ -21,7 +22,7 @@ public:
     for (int a = 0; a < ndim_; ++a) shape_[a] = buffer.shape(a), stride_[a] = buffer.stride(a);
   }
 
-  // `unit`: bytes that a stride counts.
+  // `unit`: the unit of `stride`, in bytes.
   template <class N> bool fits(int64_t item, int ndim, const N* shape, const N* stride, int64_t unit) const {
     if (item != item_ || ndim != ndim_ || (ndim && !stride)) return false;
     for (int a = 0; a < ndim; ++a)
@@ -35,8 +36,8 @@ private:
   int64_t shape_[max_lead + max_axes], stride_[max_lead + max_axes];
 };
 
-// The memory of an array whose layout is known: an object with a buffer, a tensor, or none. An array of another layout
-// has none. `bytes`: of a buffer that is packed, whatever its shape; 0: its layout counts, too.
+// The memory of an array whose layout is known: an object with the buffer protocol, a tensor, or none; null for an
+// array of another layout. `bytes`: the size of a packed buffer of any shape; 0: the layout must match, too.
 class Memory {
 public:
   Memory(nb::handle object, int64_t bytes, bool writable, const Layout& layout) {
@@ -44,7 +45,7 @@ public:
     if (PyObject_CheckBuffer(object.ptr())) {
       if (PyObject_GetBuffer(object.ptr(), &view_, (writable ? PyBUF_WRITABLE : 0) | PyBUF_STRIDES))
         throw nb::python_error();
-      held_ = true;
+      acquired_ = true;
       if (bytes && view_.len != bytes) {
         PyBuffer_Release(&view_);
         fault("a buffer does not have the size it was announced with");
@@ -66,19 +67,19 @@ public:
   }
   Memory(const Memory&) = delete;
   ~Memory() {
-    if (held_) PyBuffer_Release(&view_);
+    if (acquired_) PyBuffer_Release(&view_);
   }
   char* data() const { return data_; }
 
 private:
   Py_buffer view_;
-  bool held_ = false;
+  bool acquired_ = false;
   char* data_ = nullptr;
 };
 
-// A call that comes again and again: layouts and types are fixed, memory comes with each. Offsets lie as the pooled
-// values do, or as their gradient. The gradient of a norm needs the norms, which lie as their gradient does, and the
-// inputs.
+// A prepared call: layouts and types are fixed, each run brings its memory. Offsets have the layout of the pooled
+// values or of their gradient. The gradient of a norm needs the inputs and the norms, which have the layout of
+// their gradient.
 class Call {
 public:
   Call(nb::object plan, int op, const nb::tuple& x, const nb::tuple& y, int type,
@@ -111,8 +112,7 @@ public:
     for (int a = 0; a < extra->ndim(); ++a) extra_bytes_ *= extra->shape(a);
   }
 
-  // Whether it was done: memory that is missing, misaligned or laid out in another way is left to others. Offsets are
-  // packed, whatever their shape.
+  // Returns false without running if memory is missing, misaligned or of another layout. Offsets are packed.
   bool run(nb::handle x, nb::handle y, nb::handle extra, nb::handle inputs) {
     const Memory xm(x, 0, false, layouts_[0]), ym(y, 0, true, layouts_[1]),
         em(extra, extra_bytes_, !of_norms_, layouts_[2]), im(inputs, 0, false, layouts_[3]);
@@ -135,7 +135,7 @@ public:
 private:
   nb::object plan_;  // its tables are read by the work
   Work work_;
-  const Kernels* set_ = nullptr;  // the instruction set that it was prepared for
+  const Kernels* set_ = nullptr;  // the instruction set of `prepared_`
   std::shared_ptr<const Prepared> prepared_;
   bool of_norms_;
   int arrays_;

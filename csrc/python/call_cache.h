@@ -1,5 +1,6 @@
-// The cache of prepared calls: from a function, the type and layout of its array and its arguments to what a framework
-// prepared for them. Looking up a tensor creates no Python object where its framework supports DLPack's C exchange.
+// The cache of prepared calls: maps a function, the type and layout of its array, and its arguments to the call
+// that a framework prepared for them. Looking up a tensor creates no Python object if its framework supports
+// DLPack's C exchange.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,10 +16,11 @@
 namespace ndpool {
 namespace {
 
-// Arguments are compared by type and value: 2, 2.0 and True are three keys, (2, 2) and [2, 2] one. The GIL protects it.
+// Arguments are compared by type and value: 2, 2.0 and True are three keys; (2, 2) and [2, 2] are one. The GIL
+// protects the cache.
 class CallCache {
 public:
-  // The value; None where there is none yet, False where the call cannot be cached.
+  // The value; None if there is none yet, False if the call cannot be cached.
   nb::object get(nb::handle function, nb::handle x, nb::handle arguments, nb::handle indices) const {
     const Key key(function, x, arguments, indices);
     if (!key.valid()) return nb::bool_(false);
@@ -29,7 +31,7 @@ public:
   void put(nb::object function, nb::handle x, nb::handle arguments, nb::handle indices, nb::object value) {
     const Key key(function, x, arguments, indices);
     if (!key.valid()) return;
-    Values old;  // destroyed after the table is consistent again: destructors may run Python code
+    Values old;  // destroyed when the table is consistent again, because destructors may run Python code
     if (values_.size() >= limit) old.swap(values_);
     nb::object type = nb::borrow(x.type());
     values_.insert_or_assign(key,
@@ -55,7 +57,7 @@ private:
       sequence(arguments.ptr());
       item(indices.ptr());
     }
-    bool valid() const { return n_ <= most; }
+    bool valid() const { return n_ <= max_words; }
     bool operator==(const Key& other) const {
       return n_ == other.n_ && std::equal(words_, words_ + n_, other.words_);
     }
@@ -66,18 +68,18 @@ private:
     }
 
   private:
-    static constexpr int most = 64;
+    static constexpr int max_words = 64;
 
     void add(std::uint64_t word) {
-      if (n_ < most)
+      if (n_ < max_words)
         words_[n_++] = word;
       else
-        n_ = most + 1;
+        n_ = max_words + 1;
     }
-    void refuse() { n_ = most + 1; }
+    void refuse() { n_ = max_words + 1; }
     void tensor(PyObject* x) {
       Tensor t;
-      if (!tensors.read(x, t)) return PyErr_Clear(), refuse();  // a sparse tensor, for one
+      if (!tensors.read(x, t)) return PyErr_Clear(), refuse();  // for example a sparse tensor
       if (t.ndim && !t.strides) return refuse();
       add(std::uint64_t(std::uint32_t(t.device)) << 32 | std::uint32_t(t.device_id));
       add(std::uint64_t(t.code) << 32 | std::uint64_t(t.bits) << 16 | t.lanes);
@@ -92,7 +94,7 @@ private:
       static PyObject* const device = PyUnicode_InternFromString("device");
       const nb::object type = get(dtype), sizes = get(shape);
       nb::object steps = type && sizes ? get(strides) : nb::object();
-      if (type && sizes && !steps) {  // a tensor of a PyTorch without the exchange
+      if (type && sizes && !steps) {  // a tensor, in a PyTorch without the exchange
         PyErr_Clear();
         steps = nb::steal(PyObject_CallMethod(x.ptr(), "stride", nullptr));
         const nb::object place = steps ? get(device) : nb::object();
@@ -130,7 +132,7 @@ private:
     }
 
     int n_ = 0;
-    std::uint64_t words_[most];
+    std::uint64_t words_[max_words];
   };
   struct Hash {
     size_t operator()(const Key& key) const { return key.hash(); }

@@ -1,4 +1,5 @@
-// Which kernel a problem gets, and its run: threads, scratch, the GIL, signals, and the notes that `ndpool.explain` reads.
+// Selects the kernel of a problem and runs it: threads, scratch, GIL, signals, and the records of
+// `ndpool.explain`.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -26,11 +27,11 @@ namespace {
 
 namespace nb = nanobind;
 
-constexpr double held_bytes = 1 << 14;     // below this the work is done before another thread has the GIL
-constexpr int64_t huge_bytes = 1 << 25;    // from here on memory is asked for in large pages
-constexpr int64_t kept_scratch = 1 << 24;  // bytes of scratch that a thread keeps between calls, at most
-constexpr double long_visits = 1 << 26;    // elements visited by a call that may be interrupted, at least
-constexpr double first_bytes = 1 << 26;    // cost of the first piece of such a call, at most
+constexpr double gil_bytes = 1 << 14;          // smaller calls keep the GIL, which is slow to change hands
+constexpr int64_t huge_page_bytes = 1 << 25;   // larger outputs are advised to use huge pages
+constexpr int64_t max_kept_scratch = 1 << 24;  // larger scratch is freed after the call
+constexpr double long_visits = 1 << 26;        // calls that visit more elements can be interrupted
+constexpr double first_bytes = 1 << 26;        // the largest first piece of such a call
 
 std::atomic<const Kernels*> kernels{nullptr};
 
@@ -53,21 +54,21 @@ bool set_isa(const std::string& name) {
   return false;
 }
 
-// The kernel of the chosen set, or of the next one that has it.
+// The kernel of the chosen set, or of the next set that supports the problem.
 Kernel kernel_for(const Problem& p, Kernel (*Kernels::*direction)(const Problem&)) {
   int n;
   const Kernels* const* sets = available_kernels(n);
   const Kernels* chosen = kernels.load();
-  Kernel found;
-  for (int i = int(std::find(sets, sets + n, chosen) - sets); i < n && !found.run; ++i) {
-    found = (sets[i]->*direction)(p);
-    found.isa = sets[i]->name;
+  Kernel kernel;
+  for (int i = int(std::find(sets, sets + n, chosen) - sets); i < n && !kernel.run; ++i) {
+    kernel = (sets[i]->*direction)(p);
+    kernel.isa = sets[i]->name;
   }
-  if (!found.run) fault("no kernel for this problem");
-  return found;
+  if (!kernel.run) fault("no kernel for this problem");
+  return kernel;
 }
 
-// What the calls of this thread did while they were recorded, for `ndpool.explain`.
+// The calls of this thread while recording is on, for `ndpool.explain`.
 struct Step {
   const char *direction, *engine, *isa;
   int threads;
@@ -86,8 +87,8 @@ std::vector<std::tuple<std::string, std::string, std::string, int>> recorded() {
   return result;
 }
 
-// Scratch of the calling thread, kept between calls while it is small.
-char* own_scratch(int64_t bytes) {
+// Scratch of the calling thread, kept between calls.
+char* thread_scratch(int64_t bytes) {
   struct Kept {
     std::unique_ptr<char[]> memory;
     int64_t bytes = 0;
@@ -102,14 +103,14 @@ char* own_scratch(int64_t bytes) {
   return reinterpret_cast<char*>((at + 63) / 64 * 64);
 }
 
-// The GIL, released until the end of the scope.
-class Released {
+// Releases the GIL until the end of the scope.
+class GilRelease {
 public:
-  Released() : state_(PyEval_SaveThread()) {}
-  Released(const Released&) = delete;
-  ~Released() { take(); }
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  GilRelease(const GilRelease&) = delete;
+  ~GilRelease() { take(); }
 
-  // Runs the handlers of signals that have come; whether one of them raised. The error stays set in this thread.
+  // Runs the handlers of pending signals. Returns whether one of them raised; the error stays set in this thread.
   bool interrupted() {
     take();
     const bool raised = PyErr_CheckSignals() != 0;
@@ -118,8 +119,9 @@ public:
   }
 
 private:
-  // While the interpreter ends, taking the GIL ends a thread (before Python 3.14), and the stack is unwound through
-  // functions that allow no exception, which would abort the process: the thread waits for its end instead.
+  // During finalisation of the interpreter (before Python 3.14), acquiring the GIL ends the thread by unwinding
+  // its stack; functions that allow no exception would abort the process. The thread waits for the end of the
+  // process instead.
   void take() {
     try {
       PyEval_RestoreThread(state_);
@@ -132,7 +134,7 @@ private:
 };
 
 // Python runs signal handlers in the main thread only.
-bool hears_signals() {
+bool receives_signals() {
 #if defined(__linux__)
   return getpid() == gettid();
 #else
@@ -140,14 +142,15 @@ bool hears_signals() {
 #endif
 }
 
-// Fresh memory costs a visit to the kernel for every page that is written first: large pages are few. NumPy asks for
-// them by itself, PyTorch does not. It is a hint, and memory that has its pages already is none the worse for it. Less
-// than this comes from a heap that is given back and taken again between calls: there large pages cost more.
-void expect(const Array& array, int64_t bytes) {
+// Advises huge pages for an output. Each page of new memory costs a page fault at its first write. NumPy advises
+// huge pages itself, PyTorch does not. The advice does no harm to memory that is mapped already. Smaller outputs
+// come from the heap, which returns memory to the system and requests it again between calls: there huge
+// pages cost more.
+void advise_huge_pages(const Array& array, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
-  if (bytes < huge_bytes) return;
+  if (bytes < huge_page_bytes) return;
   for (const int64_t step : array.lead)
-    if (step < 0) return;  // then it does not lie behind its address
+    if (step < 0) return;  // then memory does not start at `data`
   for (const int64_t step : array.pooled)
     if (step < 0) return;
   static const std::uintptr_t page = std::uintptr_t(sysconf(_SC_PAGESIZE));
@@ -159,7 +162,7 @@ void expect(const Array& array, int64_t bytes) {
 
 constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
 
-// A problem that only waits for its memory.
+// A problem that is complete but for its memory.
 struct Work {
   Problem p;
   Kernel (*Kernels::*direction)(const Problem&) = &Kernels::forward;
@@ -167,11 +170,11 @@ struct Work {
   Cost cost;
 };
 
-// Where the arrays of a problem lie.
+// The addresses of the arrays of a problem.
 struct Addresses {
   char *x, *y, *extra, *aux;
 
-  void put_into(Problem& p) const {
+  void apply_to(Problem& p) const {
     p.x.data = x;
     p.y.data = y;
     p.extra_array.data = extra;
@@ -179,9 +182,9 @@ struct Addresses {
   }
 };
 
-// Work as its kernel prepared it for a number of threads. It does not change any more, and shares no line of a cache with
-// anything that does, so that other processors keep it from call to call: a line that one has to get from another takes as
-// long as hundreds of instructions. Every worker puts the addresses into a copy of its own.
+// Work as prepared by its kernel for a number of threads. It is immutable and shares no cache line with mutable
+// data, so that it stays in the caches of other processors between calls: fetching a line from another processor
+// takes as long as hundreds of instructions. Each worker sets the addresses in its own copy.
 class alignas(64) Prepared {
 public:
   Prepared(const Work& work, int threads, const Addresses& at)
@@ -189,7 +192,7 @@ public:
     p_.threads = threads;
     if (!results_) return;
     kernel_ = kernel_for(p_, work.direction);
-    at.put_into(p_);
+    at.apply_to(p_);
     kernel_.prepare(p_);
     scratch_ = (p_.scratch + 127) / 64 * 64;
     workers_ = int(std::max<int64_t>(1, std::min<int64_t>(threads, p_.units)));
@@ -199,33 +202,33 @@ public:
 
   void run(const Addresses& at) const {
     if (!results_) return;
-    std::optional<Released> released;
-    if (cost_.bytes >= held_bytes) released.emplace();
-    Problem p = located(at);
-    expect(p.y, results_ * size_of(p.y_type));
+    std::optional<GilRelease> released;
+    if (cost_.bytes >= gil_bytes) released.emplace();
+    Problem p = with_addresses(at);
+    advise_huge_pages(p.y, results_ * size_of(p.y_type));
     if (forward_ && p.extra != Extra::none)
-      expect(p.extra_array, results_ * size_of(extra_types[int(p.extra)]));
+      advise_huge_pages(p.extra_array, results_ * size_of(extra_types[int(p.extra)]));
     if (recording)
       steps.push_back({forward_ ? "forward" : "backward", kernel_.engine, kernel_.isa, workers_});
     std::optional<Watch> watch;
-    if (released && cost_.visits >= long_visits && hears_signals()) {
+    if (released && cost_.visits >= long_visits && receives_signals()) {
       const double share = std::min(4 * long_visits / cost_.visits, first_bytes / cost_.bytes);
       watch.emplace([&] { return released->interrupted(); },
                     std::max<int64_t>(1, int64_t(share * double(p.units))));
       p.stops = [](void* watch) { return static_cast<Watch*>(watch)->stops(); };
       p.watch = &*watch;
     }
-    // A signal handler may pool during a call that is watched: then this thread's own scratch is not free.
+    // During a watched call, a signal handler may call a pooling function, which would use the same scratch.
     std::unique_ptr<char[]> memory;
     char* scratch;
-    if (!watch && scratch_ * workers_ <= kept_scratch) {
-      scratch = own_scratch(scratch_ * workers_);
+    if (!watch && scratch_ * workers_ <= max_kept_scratch) {
+      scratch = thread_scratch(scratch_ * workers_);
     } else {
       memory.reset(new char[size_t(scratch_) * size_t(workers_) + 64]);
       scratch = reinterpret_cast<char*>((reinterpret_cast<std::uintptr_t>(memory.get()) + 63) / 64 * 64);
     }
     if (workers_ == 1 && !watch) {
-      const Subnormals kept;
+      const Subnormals subnormals;
       return kernel_.run(p, 0, p.units, scratch);
     }
     if (!watch && cost_.is_short()) {
@@ -236,7 +239,7 @@ public:
     parallel_for(
         p.units, workers_,
         [&](int worker, int64_t begin, int64_t end) {
-          Problem q = located(at);
+          Problem q = with_addresses(at);
           q.stops = p.stops;
           q.watch = p.watch;
           kernel_.run(q, begin, end, scratch + worker * scratch_);
@@ -249,24 +252,24 @@ public:
   }
 
 private:
-  // What workers are told of short work, in a single line of a cache: each has a share of its own, in one piece.
+  // The arguments of workers for short work, in a single cache line: each worker computes its share in one piece.
   struct alignas(64) Shared {
     const Prepared* prepared;
     Addresses at;
     char* scratch;
 
     void run() const {
-      const Subnormals kept;
+      const Subnormals subnormals;
       const auto [worker, workers] = place_among_borrowed();
-      const Problem p = prepared->located(at);
+      const Problem p = prepared->with_addresses(at);
       const int64_t begin = p.units * worker / workers, end = p.units * (worker + 1) / workers;
       if (begin < end) prepared->kernel_.run(p, begin, end, scratch + worker * prepared->scratch_);
     }
   };
 
-  Problem located(const Addresses& at) const {
+  Problem with_addresses(const Addresses& at) const {
     Problem p = p_;
-    at.put_into(p);
+    at.apply_to(p);
     return p;
   }
 

@@ -1,7 +1,8 @@
-// One handler for XLA's typed foreign function interface. A call is an array of integers, the attribute `call` that
-// frameworks/jax/native.py writes; arrays are XLA's own memory, dense and row-major. XLA runs it on its threads without
-// the GIL: no Python object is touched here. The few structs of XLA's stable C interface are declared below, so that the
-// build needs no JAX; sizes and versions are checked at run time, and whatever does not fit becomes an error of XLA.
+// The handler for XLA's typed foreign function interface. A call is an array of integers, the attribute `call`,
+// which frameworks/jax/native.py writes; arrays are dense, row-major memory of XLA. XLA runs the handler on its
+// own threads without the GIL: nothing here touches a Python object. The few structs of XLA's stable C interface
+// are declared below, so that the build needs no JAX; sizes and versions are checked at run time, and a mismatch
+// becomes an XLA error.
 #include "python/jax_ffi.h"
 
 #include <algorithm>
@@ -19,7 +20,7 @@
 namespace ndpool {
 namespace {
 
-// XLA's C interface, version 0.x. Every struct begins with its size and may grow at its end.
+// XLA's C interface, version 0.x. Every struct starts with its size and may grow at the end.
 namespace xla {
 
 struct Error;  // owned by XLA
@@ -114,7 +115,7 @@ constexpr int version_major = 0, version_minor = 1, stage_execute = 3;
 constexpr int is_buffer = 1, is_array = 1;
 constexpr int invalid_argument = 3, resource_exhausted = 8, internal = 13;
 constexpr int int64 = 5;
-// XLA's numbers of the dtypes, in the order of `Dtype`.
+// XLA's dtype numbers, in the order of `Dtype`.
 constexpr int types[] = {1, 2, 6, 3, 7, 4, 8, 5, 9, 10, 16, 11, 12};
 
 }  // namespace xla
@@ -125,7 +126,7 @@ const std::atomic<const Kernels*>* chosen_kernels = nullptr;
 
 [[noreturn]] void refuse(const char* what) { throw std::invalid_argument(what); }
 
-// The numbers of the attribute, read in order and never beyond its end.
+// Reads the numbers of the attribute in order, and never past its end.
 class Words {
 public:
   Words(const int64_t* data, size_t size) : at_(data), end_(data + size) {}
@@ -150,7 +151,7 @@ private:
   const int64_t *at_, *end_;
 };
 
-// An array of XLA: its shape, and strides in bytes.
+// An array of XLA, with strides in bytes.
 struct Dense {
   Dense(const xla::List& list, int64_t i, Dtype type) {
     if (i >= list.size || list.types[i] != xla::is_buffer) refuse("a buffer is missing");
@@ -175,7 +176,6 @@ struct Dense {
   int64_t item, shape[max_lead + max_axes], stride[max_lead + max_axes];
 };
 
-// A problem with what it points to.
 struct Work {
   Problem p;
   int pooled[max_axes];  // axes counted from the end: -1 is the last
@@ -229,15 +229,16 @@ void read_call(Work& work, Words words) {
   if (p.extra == Extra::offset8 && taps > 256) refuse("the window needs wider offsets");
 }
 
-// An array of the problem; `outputs`: with the sizes of the plan's outputs, not its inputs.
+// An array of a problem; `outputs`: it has the extents of the plan's outputs, not inputs.
 struct Member {
   Array* array;
   const Dense* dense;
   bool outputs;
 };
 
-// Strides of pooled axes, of a channel axis last in memory (`lane_of` decides), and of what is left: the planes.
-void lay_out(Work& work, const std::vector<Member>& members, const Member& lane_of) {
+// Sets the strides of the pooled axes, of the channels (the leading axis that is innermost in `channels_of`), and
+// of the remaining axes, the planes.
+void lay_out(Work& work, const std::vector<Member>& members, const Member& channels_of) {
   Problem& p = work.p;
   const Dense& first = *members[0].dense;
   bool is_pooled[max_lead + max_axes] = {};
@@ -253,19 +254,19 @@ void lay_out(Work& work, const std::vector<Member>& members, const Member& lane_
     }
   }
   for (const Member& m : members) m.array->data = m.dense->data;
-  const bool rows_packed = lane_of.array->pooled[p.n_axes - 1] == lane_of.dense->item;
+  const bool rows_packed = channels_of.array->pooled[p.n_axes - 1] == channels_of.dense->item;
   int64_t planes = 1;
   for (int a = 0; a < first.ndim; ++a) planes *= is_pooled[a] ? 1 : first.shape[a];
-  const int64_t fewest = fewest_lanes(work.backward, p.extra, planes, p.axes, p.n_axes);
+  const int64_t fewest = min_channels(work.backward, p.extra, planes, p.axes, p.n_axes);
   for (int a = 0; a < first.ndim; ++a) {
     if (is_pooled[a]) continue;
     const int64_t extent = first.shape[a];
     for (const Member& m : members)
       if (m.dense->shape[a] != extent) refuse("leading axes differ");
     if (extent == 1) continue;
-    if (lane_of.dense->stride[a] == lane_of.dense->item && !rows_packed && extent >= fewest) {
-      p.lanes = extent;
-      for (const Member& m : members) m.array->lane = m.dense->stride[a];
+    if (channels_of.dense->stride[a] == channels_of.dense->item && !rows_packed && extent >= fewest) {
+      p.channels = extent;
+      for (const Member& m : members) m.array->channel = m.dense->stride[a];
       continue;
     }
     p.planes *= extent;
@@ -276,9 +277,9 @@ void lay_out(Work& work, const std::vector<Member>& members, const Member& lane_
     p.lead_shape[at] = joins ? p.lead_shape[at] * extent : extent;
     for (const Member& m : members) m.array->lead[at] = m.dense->stride[a];
   }
-  // The stride of an axis with one element is what it would be in memory without gaps: engines look at it.
+  // The stride of an axis with one element is arbitrary. Engines read it: it is set to that of a contiguous array.
   for (const Member& m : members) {
-    int64_t pitch = p.lanes > 1 ? m.array->lane * p.lanes : m.dense->item;
+    int64_t pitch = p.channels > 1 ? m.array->channel * p.channels : m.dense->item;
     for (int a = p.n_axes - 1; a >= 0; --a) {
       const int64_t extent = m.outputs ? p.axes[a].out : p.axes[a].size;
       if (extent == 1) m.array->pooled[a] = pitch;
@@ -289,7 +290,7 @@ void lay_out(Work& work, const std::vector<Member>& members, const Member& lane_
 
 void measure(Work& work) {
   Problem& p = work.p;
-  work.results = p.planes * p.lanes;
+  work.results = p.planes * p.channels;
   for (int a = 0; a < p.n_axes; ++a) {
     const int64_t extent = work.backward ? p.axes[a].size : p.axes[a].out;
     if (a + 1 < p.n_axes) p.rows *= extent;
@@ -300,11 +301,11 @@ void measure(Work& work) {
 Kernel find_kernel(const Work& work) {
   int n;
   const Kernels* const* sets = available_kernels(n);
-  Kernel found;
-  for (int i = int(std::find(sets, sets + n, chosen_kernels->load()) - sets); i < n && !found.run; ++i)
-    found = work.backward ? sets[i]->backward(work.p) : sets[i]->forward(work.p);
-  if (!found.run) throw std::runtime_error("no kernel for this problem");
-  return found;
+  Kernel kernel;
+  for (int i = int(std::find(sets, sets + n, chosen_kernels->load()) - sets); i < n && !kernel.run; ++i)
+    kernel = work.backward ? sets[i]->backward(work.p) : sets[i]->forward(work.p);
+  if (!kernel.run) throw std::runtime_error("no kernel for this problem");
+  return kernel;
 }
 
 void run(Work& work) {
@@ -352,7 +353,7 @@ void pool(const xla::Frame& frame) {
   }
   lay_out(work, members, members[work.backward ? 1 : 0]);
   measure(work);
-  const Subnormals kept;  // XLA's threads treat them as zero
+  const Subnormals subnormals;  // XLA's threads flush subnormals to zero
   run(work);
 }
 
@@ -363,7 +364,7 @@ xla::Error* error(const xla::Frame* frame, int code, const char* what) {
 }
 
 // XLA asks for the version of the interface once, when the handler is registered.
-bool told_version(const xla::Frame* frame) {
+bool answer_version(const xla::Frame* frame) {
   for (xla::Extension* e = frame->extensions; e; e = e->next) {
     if (e->type != xla::metadata_extension) continue;
     xla::Metadata* metadata = reinterpret_cast<xla::MetadataExtension*>(e)->metadata;
@@ -376,7 +377,7 @@ bool told_version(const xla::Frame* frame) {
 }
 
 xla::Error* handle(xla::Frame* frame) {
-  if (told_version(frame)) return nullptr;
+  if (answer_version(frame)) return nullptr;
   if (frame->bytes < offsetof(xla::Frame, attributes) + sizeof(xla::Attributes) ||
       frame->api->version.major != xla::version_major)
     return error(frame, xla::internal, "this version of XLA's foreign function interface is not supported");

@@ -7,7 +7,7 @@
 
 namespace ndpool {
 
-// The address of the handler that XLA calls; `chosen` is the set of kernels in use and must outlive every call.
+// The address of the handler for XLA; `chosen`, the set of kernels in use, must outlive every call.
 void* jax_handler(const std::atomic<const Kernels*>& chosen);
 
 }  // namespace ndpool

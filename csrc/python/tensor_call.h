@@ -1,6 +1,6 @@
-// Prepared calls of tensors: PyTorch allocates, the core runs, and no Python code in between, which takes as long as a
-// small kernel, and several times as long inside PyTorch's backward pass. Whatever is not plain, and every failure, goes the
-// usual way, that of `frameworks/torch/prepared.py`.
+// Prepared calls of tensors: PyTorch allocates, the core runs, and no Python code runs in between, which would
+// take as long as a small kernel, and several times as long in PyTorch's backward pass. Tensors that are not
+// plain, and all failures, take the usual path of `frameworks/torch/prepared.py`.
 #pragma once
 
 #include <exception>
@@ -12,7 +12,7 @@
 namespace ndpool {
 namespace {
 
-// How a tensor is allocated, or nothing: the arguments of a function of PyTorch.
+// Allocates a tensor by calling a function of PyTorch with fixed arguments; empty without arguments.
 class NewTensor {
 public:
   NewTensor(nb::object allocate, nb::object arguments)
@@ -27,7 +27,7 @@ private:
   nb::object allocate_, arguments_;
 };
 
-// What `f` returns; None where it fails, unless somebody wants the process to stop.
+// The result of `f`; None if it fails, except for exceptions that end the process, such as KeyboardInterrupt.
 template <class F> nb::object or_none(F&& f) {
   try {
     return f();
@@ -40,16 +40,17 @@ template <class F> nb::object or_none(F&& f) {
 
 class TensorCall {
 public:
-  // `result` and `extra`: what `allocate` is called with; no extra: None. `bytes`: from the first element to the last.
+  // `result` and `extra`: arguments of `allocate`; None: no extra. `bytes`: from the first element to the last.
   TensorCall(nb::object call, nb::object usual, nb::object allocate, nb::object result, nb::object extra,
              int64_t bytes, int64_t item)
-      : kept_(std::move(call)), usual_(std::move(usual)), result_(allocate, std::move(result)),
-        extra_(allocate, std::move(extra)), call_(nb::cast<Call*>(kept_)), bytes_(bytes), item_(item) {}
+      : call_object_(std::move(call)), usual_(std::move(usual)), result_(allocate, std::move(result)),
+        extra_(allocate, std::move(extra)), call_(nb::cast<Call*>(call_object_)), bytes_(bytes), item_(item) {
+  }
 
   nb::object usual(nb::handle x, nb::handle out) const { return usual_(x, out); }
 
   // The result for a plain tensor, or None.
-  nb::object quick(nb::handle x) const {
+  nb::object run_plain(nb::handle x) const {
     if (tensors.differentiated(x.ptr())) return usual_(x, nb::none());
     return or_none([&]() -> nb::object {
       if (!tensors.has_storage(x.ptr(), bytes_, item_)) return nb::none();
@@ -62,7 +63,7 @@ public:
   }
 
 private:
-  nb::object kept_, usual_;
+  nb::object call_object_, usual_;
   NewTensor result_, extra_;
   Call* call_;
   int64_t bytes_, item_;
@@ -71,16 +72,17 @@ private:
 // The forward and the backward pass of a `torch.autograd.Function`.
 class TensorTraining {
 public:
-  // `offsets`: what `allocate` is called with; None: there are none, or so few that `packed` bytes hold them without a tensor.
+  // `offsets`: arguments of `allocate`; None: no offsets, or so few that a bytearray of `packed` bytes replaces
+  // the tensor.
   TensorTraining(nb::object forward, nb::object backward, nb::object usual_forward, nb::object usual_backward,
                  nb::object allocate, nb::object result, nb::object offsets, nb::object grad, int64_t packed,
                  int64_t bytes, int64_t results, int64_t item, int64_t offset_item, bool keeps_input,
                  bool of_norms)
-      : kept_forward_(std::move(forward)), kept_backward_(std::move(backward)),
+      : forward_object_(std::move(forward)), backward_object_(std::move(backward)),
         usual_forward_(std::move(usual_forward)), usual_backward_(std::move(usual_backward)),
         result_(allocate, std::move(result)), offsets_(allocate, std::move(offsets)),
-        grad_(allocate, std::move(grad)), forward_(nb::cast<Call*>(kept_forward_)),
-        backward_(kept_backward_.is_none() ? nullptr : nb::cast<Call*>(kept_backward_)), packed_(packed),
+        grad_(allocate, std::move(grad)), forward_(nb::cast<Call*>(forward_object_)),
+        backward_(backward_object_.is_none() ? nullptr : nb::cast<Call*>(backward_object_)), packed_(packed),
         bytes_(bytes), result_bytes_(results * item), item_(item), offset_bytes_(results * offset_item),
         offset_item_(offset_item), keeps_input_(keeps_input), of_norms_(of_norms) {}
 
@@ -98,7 +100,7 @@ public:
         tensors.save(context.ptr(), x.ptr(), made.ptr());
         return made;
       }
-      // The graph keeps a leaf anyway.
+      // The graph keeps leaves alive anyway.
       const bool keeps = keeps_input_ && !tensors.is_leaf(x.ptr());
       if (offsets_)
         keeps ? tensors.save(context.ptr(), offsets.ptr(), x.ptr())
@@ -111,7 +113,7 @@ public:
     return y.is_none() ? usual_forward_(context, x) : y;
   }
 
-  // What was saved is looked at once: a hook may allow no more. Its failure is the caller's.
+  // Saved tensors are unpacked only once, because a hook may allow no more; its errors propagate to the caller.
   nb::object backward(nb::handle context, nb::handle grad) const {
     const bool packed = !of_norms_ && !tensors.packed(context.ptr()).is_none();
     const nb::object saved = of_norms_ || (offsets_ && !packed) ? tensors.saved(context.ptr()) : nb::none();
@@ -145,14 +147,14 @@ private:
     return backward_->run(grad, made, y, x) ? made : nb::none();
   }
 
-  nb::object kept_forward_, kept_backward_, usual_forward_, usual_backward_;
+  nb::object forward_object_, backward_object_, usual_forward_, usual_backward_;
   NewTensor result_, offsets_, grad_;
   Call *forward_, *backward_;
   int64_t packed_, bytes_, result_bytes_, item_, offset_bytes_, offset_item_;
   bool keeps_input_, of_norms_;
 };
 
-// Looks a call up and runs it; None where there is none, or where an array is more than its memory.
+// Looks a call up and runs it; None if there is none, or if the array is not plain memory.
 nb::object run_prepared(const CallCache& cache, nb::handle function, nb::handle x, nb::handle arguments,
                         nb::handle indices) {
   const nb::object prepared = cache.get(function, x, arguments, indices);
@@ -160,7 +162,7 @@ nb::object run_prepared(const CallCache& cache, nb::handle function, nb::handle 
   if (!tensors.has(x.ptr())) return prepared(x, nb::none());
   if (!tensors.plain(x.ptr())) return nb::none();
   const TensorCall* call;
-  return nb::try_cast(prepared, call) ? call->quick(x) : prepared(x, nb::none());
+  return nb::try_cast(prepared, call) ? call->run_plain(x) : prepared(x, nb::none());
 }
 
 }  // namespace

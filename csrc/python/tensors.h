@@ -1,5 +1,5 @@
-// PyTorch's tensors without PyTorch's headers: their memory through DLPack's C exchange, and what may watch them through
-// the functions that `frameworks/torch` hands over.
+// PyTorch's tensors without PyTorch's headers: their memory comes from DLPack's C exchange, and their state
+// (modes, transforms, gradients) from functions that `frameworks/torch` provides.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -23,7 +23,7 @@ struct Tensor {
   std::uint64_t byte_offset;
 };
 
-// Names of attributes, made once, while the module is imported.
+// Names of attributes, created once during import.
 struct Names {
   static PyObject* of(const char* name) { return PyUnicode_InternFromString(name); }
   PyObject *requires_grad = of("requires_grad"), *is_neg = of("is_neg"), *storage = of("untyped_storage"),
@@ -32,16 +32,17 @@ struct Names {
            *packed = of("packed");
 };
 
-// What is told once, when the framework is loaded, stays to the end of the process.
+// Set once, when the framework is loaded, and valid until the end of the process.
 class Tensors {
 public:
   bool has(PyObject* object) const { return read_ && PyObject_TypeCheck(object, type_); }
-  // False leaves a Python error.
+  // False with a Python error set.
   bool read(PyObject* object, Tensor& tensor) const { return read_(object, &tensor) == 0; }
 
-  // `types`: those that are nothing but memory, the base class of all first. `watchers`: functions that are true while a mode, a
-  // tracer or a transform watches every operation. `level`: a module whose _current_level is negative outside forward mode.
-  // `legacy_batch`: whether a tensor is batched by `torch.autograd.grad`.
+  // `types`: the types that are plain memory, the base class first. `watchers`: functions that return true while a
+  // mode, a tracer or a transform intercepts every operation. `level`: a module whose _current_level is negative
+  // outside forward mode. `legacy_batch`: a function that tells whether a tensor is batched by
+  // `torch.autograd.grad`.
   bool set(const nb::tuple& types, nb::handle capsule, const nb::tuple& watchers, nb::handle level,
            nb::handle grad_enabled, nb::handle legacy_batch) {
     struct Table {
@@ -68,31 +69,31 @@ public:
     return true;
   }
 
-  // Whether a tensor is nothing but its memory, apart from reverse-mode differentiation.
+  // Whether a tensor is plain memory, apart from reverse-mode differentiation.
   bool plain(PyObject* x) const {
     if (!known(x) || watched()) return false;
     return in_reverse_mode() && !is_true(PyObject_CallMethodNoArgs(x, names_.is_neg));
   }
 
-  // Whether a gradient is nothing but its memory, and no derivative can be asked for.
+  // Whether a gradient is plain memory, and no derivative of it can be requested.
   bool undifferentiated(PyObject* grad) const {
     if (is_true(PyObject_CallNoArgs(grad_enabled_)) || watched()) return false;
     return in_reverse_mode() && Py_TYPE(grad) == type_ && is_memory(grad);
   }
 
-  // Whether a derivative in reverse mode may be asked for.
+  // Whether a reverse-mode derivative may be requested.
   bool differentiated(PyObject* x) const {
     return is_true(PyObject_GetAttr(x, names_.requires_grad)) && is_true(PyObject_CallNoArgs(grad_enabled_));
   }
 
-  // Whether there is storage under `bytes` from the first element on: a caller can free it, or shrink it, under a tensor.
+  // Whether the storage covers `bytes` bytes from the first element on: a caller may have freed or shrunk it.
   bool has_storage(PyObject* x, int64_t bytes, int64_t item) const {
     const nb::object storage = taken(PyObject_CallMethodNoArgs(x, names_.storage));
     return integer(PyObject_CallMethodNoArgs(storage.ptr(), names_.nbytes)) >=
            bytes + integer(PyObject_CallMethodNoArgs(x, names_.offset)) * item;
   }
 
-  // Whether a tensor is nothing but its memory, and of the same dtype as another.
+  // Whether a tensor is plain memory and of the same dtype as another.
   bool is_plain_like(PyObject* x, PyObject* other) const {
     Tensor a, b;
     if (!known(x) || !is_memory(x)) return false;
@@ -100,7 +101,7 @@ public:
     return a.bits == b.bits && a.code == b.code;
   }
 
-  // Whether a tensor may hold offsets: bytes, or integers of 32 bits.
+  // Whether a tensor has a dtype of offsets: uint8 or int32.
   bool has_offsets(PyObject* x, int64_t item) const {
     constexpr std::uint8_t signed_code = 0, unsigned_code = 1;  // DLPack's
     Tensor tensor;
@@ -111,7 +112,7 @@ public:
 
   bool is_leaf(PyObject* x) const { return is_true(PyObject_GetAttr(x, names_.is_leaf)); }
 
-  // What the context of a `torch.autograd.Function` keeps: tensors, and offsets without a tensor.
+  // The context of a `torch.autograd.Function` saves tensors, and packed offsets, which are not a tensor.
   template <class... T> void save(PyObject* context, T*... tensors) const {
     taken(PyObject_CallMethodObjArgs(context, names_.save, tensors..., nullptr));
   }

@@ -1,4 +1,4 @@
-// Unpooling and its adjoint: items moved by index, one plane after the other.
+// Unpooling and its adjoint: a scatter or gather of items by index, plane by plane.
 #pragma once
 
 #include <nanobind/stl/optional.h>
@@ -12,7 +12,7 @@ namespace {
 
 namespace nb = nanobind;
 
-// A stack of flat planes: leading axes, and pooled axes that step through memory evenly.
+// An array as a stack of planes whose pooled axes merge into one axis with one stride.
 struct Planes {
   char* data;
   int64_t count = 1, size = 1, step = 0;
@@ -50,10 +50,10 @@ struct Planes {
   }
 };
 
-constexpr int64_t moved_at_once = 1 << 20;  // items moved by index between two looks for signals
+constexpr int64_t items_per_check = 1 << 20;  // items moved between two checks for signals
 
-// The first index outside its plane, in the order of the planes, whichever thread meets it. Planes behind it need no
-// work; those before it are finished.
+// The first index out of range, in the order of planes, whichever thread finds it. Later planes are skipped,
+// earlier ones completed.
 class BadIndex {
 public:
   bool before(int64_t plane) const { return plane_.load(std::memory_order_relaxed) < plane; }
@@ -71,8 +71,8 @@ private:
   std::optional<int64_t> index_;
 };
 
-// Moves items [begin, end) of a plane; an index that leaves the plane ends it and is returned. Each index is read
-// once: another thread may be writing them.
+// Moves items [begin, end) of a plane. Stops at an index out of range and returns it. Each index is read only
+// once, because another thread may be writing to it.
 template <class T, bool scatter> std::optional<int64_t> move_plane(const Planes& wide, const Planes& narrow,
                                                                    const Planes& indices, int64_t plane,
                                                                    int64_t begin, int64_t end) {
@@ -82,12 +82,12 @@ template <class T, bool scatter> std::optional<int64_t> move_plane(const Planes&
     const int64_t i =
         __atomic_load_n(reinterpret_cast<const int64_t*>(at + j * indices.step), __ATOMIC_RELAXED);
     if (std::uint64_t(i) >= std::uint64_t(wide.size)) return i;
-    T* there = reinterpret_cast<T*>(w + i * wide.step);
-    T* here = reinterpret_cast<T*>(v + j * narrow.step);
+    T* wide_item = reinterpret_cast<T*>(w + i * wide.step);
+    T* narrow_item = reinterpret_cast<T*>(v + j * narrow.step);
     if (scatter)
-      *there = *here;
+      *wide_item = *narrow_item;
     else
-      *here = *there;
+      *narrow_item = *wide_item;
   }
   return std::nullopt;
 }
@@ -103,10 +103,10 @@ template <class T, bool scatter> void move_items(const Planes& wide, const Plane
       narrow.count, workers,
       [&](int, int64_t begin, int64_t end) {
         for (int64_t plane = begin; plane < end && !bad.before(plane); ++plane)
-          for (int64_t j = 0; j < narrow.size; j += moved_at_once) {
+          for (int64_t j = 0; j < narrow.size; j += items_per_check) {
             if (watch && watch->stops()) return;
             const auto index = move_plane<T, scatter>(wide, narrow, indices, plane, j,
-                                                      std::min(narrow.size, j + moved_at_once));
+                                                      std::min(narrow.size, j + items_per_check));
             if (!index) continue;
             bad.report(plane, *index);
             break;
@@ -121,9 +121,9 @@ template <class T> void move_items(const Planes& wide, const Planes& narrow, con
           : move_items<T, false>(wide, narrow, indices, bad, watch);
 }
 
-// Unpooling (scatter) and its adjoint (gather). Repeated indices: the last in row-major order stays.
-// Returns (understood, index): not understood asks for packed copies; an index is the first that is out of range, and
-// then only some items were moved.
+// Unpooling (scatter) and its adjoint (gather). Among repeated indices, the last in row-major order wins. Returns
+// (supported, index): if not supported, the caller must pass contiguous copies; `index` is the first one out of
+// range, in which case only some items were moved.
 std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narrow, nb::handle indices,
                                                 int type, int n_axes, bool scatter) {
   const Dtype dtype = Dtype(type);
@@ -135,9 +135,9 @@ std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narr
   BadIndex bad;
   bool stopped = false;
   {
-    Released released;
-    Watch watch([&] { return released.interrupted(); }, std::max<int64_t>(1, moved_at_once / n->size));
-    Watch* const watched = n->count * n->size >= 4 * moved_at_once && hears_signals() ? &watch : nullptr;
+    GilRelease released;
+    Watch watch([&] { return released.interrupted(); }, std::max<int64_t>(1, items_per_check / n->size));
+    Watch* const watched = n->count * n->size >= 4 * items_per_check && receives_signals() ? &watch : nullptr;
     switch (size_of(dtype)) {
     case 1:
       move_items<std::uint8_t>(*w, *n, *i, scatter, bad, watched);
@@ -157,11 +157,11 @@ std::tuple<bool, std::optional<int64_t>> unpool(nb::handle wide, nb::handle narr
   return {true, bad.index()};
 }
 
-// Memory without gaps set to zero, on the threads that kernels use: PyTorch's own would wait for ever in a forked child.
+// Zeroes contiguous memory on the threads of the kernels: PyTorch's own threads would deadlock in a forked child.
 void zero(std::uintptr_t address, int64_t bytes) {
   constexpr int64_t piece = 1 << 16;
   char* const data = reinterpret_cast<char*>(address);
-  const Released released;
+  const GilRelease released;
   parallel_for((bytes + piece - 1) / piece, bytes < serial_bytes.load() ? 1 : num_threads(),
                [&](int, int64_t begin, int64_t end) {
                  std::memset(data + begin * piece, 0, size_t(std::min(bytes, end * piece) - begin * piece));

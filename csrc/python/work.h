@@ -1,4 +1,5 @@
-// From arrays and a plan to a problem, in both directions: leading axes are joined, neighbours along one of them are lanes.
+// Builds the problem of a call from its arrays and plan, forward and backward: joins leading axes, and chooses the
+// axis that becomes the channels.
 #pragma once
 
 #include <initializer_list>
@@ -11,25 +12,25 @@ namespace {
 
 namespace nb = nanobind;
 
-// The arrays of a problem share their leading axes; `small` marks those with the plan's outputs, others its inputs.
+// An array of a problem; `outputs`: it has the extents of the plan's outputs, not inputs.
 struct Member {
   Array* array;
   const Buffer* buffer;
   bool outputs;
 };
 
-constexpr int64_t many_lanes = 8192;  // no more are joined
+constexpr int64_t max_joined_channels = 8192;
 
-// Joins leading axes to the lanes that they continue in memory, or as many of their elements as divide them.
-void join_lanes(Problem& p, std::initializer_list<Member> members) {
-  for (int a = p.n_lead - 1; a >= 0 && p.lanes > 1; --a) {
-    bool follows = true;
-    for (const Member& m : members) follows &= m.array->lead[a] == m.array->lane * p.lanes;
-    if (!follows) continue;
-    int64_t joined = std::min(p.lead_shape[a], many_lanes / p.lanes);
+// Adds to the channels the leading axes that continue them in memory, or the largest divisor that fits.
+void join_channels(Problem& p, std::initializer_list<Member> members) {
+  for (int a = p.n_lead - 1; a >= 0 && p.channels > 1; --a) {
+    bool contiguous = true;
+    for (const Member& m : members) contiguous &= m.array->lead[a] == m.array->channel * p.channels;
+    if (!contiguous) continue;
+    int64_t joined = std::min(p.lead_shape[a], max_joined_channels / p.channels);
     while (joined > 1 && p.lead_shape[a] % joined) --joined;
     if (joined < 2) return;
-    p.lanes *= joined;
+    p.channels *= joined;
     p.planes /= joined;
     p.lead_shape[a] /= joined;
     for (const Member& m : members) m.array->lead[a] *= joined;
@@ -42,9 +43,11 @@ void join_lanes(Problem& p, std::initializer_list<Member> members) {
   }
 }
 
+// Sets the windows, planes, channels and strides of a problem. The layout of `channels_of` decides about channels:
+// a leading axis of at least `min_channels` elements that is contiguous in it.
 void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
-             std::initializer_list<Member> members, const Array& lane_of, int64_t lane_item,
-             int64_t least_lanes) {
+             std::initializer_list<Member> members, const Array& channels_of, int64_t item,
+             int64_t min_channels) {
   const Buffer& first = *members.begin()->buffer;
   const int ndim = first.ndim();
   p.n_axes = int(plan.axes().size());
@@ -62,8 +65,8 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
     }
   }
   for (const Member& m : members) m.array->data = m.buffer->data();
-  const bool rows_packed = lane_of.pooled[p.n_axes - 1] == lane_item;
-  bool has_lane = false;
+  const bool rows_packed = channels_of.pooled[p.n_axes - 1] == item;
+  bool has_channels = false;
   for (int a = 0; a < ndim; ++a) {
     if (is_pooled[a]) continue;
     const int64_t extent = first.shape(a);
@@ -72,16 +75,16 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
     if (extent == 1) continue;
     int64_t strides[8];
     int k = 0;
-    bool is_lane = false;
+    bool is_channels = false;
     for (const Member& m : members) {
       strides[k++] = m.buffer->stride(a);
-      is_lane |= m.array == &lane_of && m.buffer->stride(a) == lane_item;
+      is_channels |= m.array == &channels_of && m.buffer->stride(a) == item;
     }
-    if (is_lane && !rows_packed && !has_lane && extent >= least_lanes && plan.planes() == 1) {
-      has_lane = true;
-      p.lanes = extent;
+    if (is_channels && !rows_packed && !has_channels && extent >= min_channels && plan.planes() == 1) {
+      has_channels = true;
+      p.channels = extent;
       k = 0;
-      for (const Member& m : members) m.array->lane = strides[k++];
+      for (const Member& m : members) m.array->channel = strides[k++];
       continue;
     }
     p.planes *= extent;
@@ -94,11 +97,10 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
     for (const Member& m : members) m.array->lead[at] = strides[k++];
   }
   if (plan.planes() > 1 && plan.planes() != p.planes) fault("one table per plane is needed");
-  join_lanes(p, members);
-  // The stride of an axis with one element is arbitrary: it becomes what it is in memory without gaps, so that engines
-  // may look at it.
+  join_channels(p, members);
+  // The stride of an axis with one element is arbitrary. Engines read it: it is set to that of a contiguous array.
   for (const Member& m : members) {
-    int64_t pitch = p.lanes > 1 ? m.array->lane * p.lanes : m.buffer->item();
+    int64_t pitch = p.channels > 1 ? m.array->channel * p.channels : m.buffer->item();
     for (int a = p.n_axes - 1; a >= 0; --a) {
       const int64_t extent = m.outputs ? p.axes[a].out : p.axes[a].size;
       if (extent == 1) m.array->pooled[a] = pitch;
@@ -107,11 +109,11 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
   }
 }
 
-int64_t fewest_lanes(const Plan& plan, Extra extra, const Buffer& array, const std::vector<int>& axes) {
+int64_t min_channels(const Plan& plan, Extra extra, const Buffer& array, const std::vector<int>& axes) {
   int64_t planes = 1;
   for (int a = 0; a < array.ndim(); ++a)
     if (std::find(axes.begin(), axes.end(), a) == axes.end()) planes *= array.shape(a);
-  return ndpool::fewest_lanes(false, extra, planes, plan.axes().data(), int(plan.axes().size()));
+  return ndpool::min_channels(false, extra, planes, plan.axes().data(), int(plan.axes().size()));
 }
 
 Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const std::vector<int>& axes,
@@ -132,14 +134,14 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = size_of(p.x_type);
-  const int64_t fewest = fewest_lanes(plan, p.extra, x, axes);
+  const int64_t fewest = min_channels(plan, p.extra, x, axes);
   if (extra)
     lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item,
             fewest);
   else
     lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item, fewest);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].out;
-  work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].out;
+  work.results = p.planes * p.channels * p.rows * p.axes[p.n_axes - 1].out;
   work.cost = Cost(p);
   return work;
 }
@@ -155,7 +157,7 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
   return true;
 }
 
-// The gradient of the inputs. Lp: `aux` holds the outputs, and `extra_array` the inputs.
+// The gradient with respect to the inputs. Lp: `aux` holds the outputs and `extra_array` the inputs.
 Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, const std::vector<int>& axes,
                    const Buffer& grad_input, const Buffer* other, Extra offset_kind, bool divide,
                    int64_t divisor, double norm, const Buffer* inputs = nullptr) {
@@ -182,7 +184,7 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
   else
     lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, 2);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
-  work.results = p.planes * p.lanes * p.rows * p.axes[p.n_axes - 1].size;
+  work.results = p.planes * p.channels * p.rows * p.axes[p.n_axes - 1].size;
   work.cost = Cost(p);
   return work;
 }

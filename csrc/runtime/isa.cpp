@@ -1,9 +1,9 @@
-// Which instruction sets are built in, and which of them this processor can run.
+// The instruction sets that are built in, and those of them that this processor supports.
 #include "kernels.h"
 
 namespace ndpool {
 
-// Best first; CMake says which are compiled.
+// Best first; CMake defines NDPOOL_HAS_... for each set that it compiles.
 #if defined(NDPOOL_HAS_avx512)
 #define NDPOOL_AVX512(DO) DO(avx512)
 #else
@@ -22,18 +22,18 @@ NDPOOL_ISA_LIST(NDPOOL_DECLARE)
 namespace {
 
 #if defined(NDPOOL_HAS_avx512)
-bool runs_avx512() {
+bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512cd");
 }
 #endif
 #if defined(NDPOOL_HAS_avx2)
-bool runs_avx2() {
+bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
 }
 #endif
-bool runs_baseline() { return true; }
+bool has_baseline() { return true; }
 
 }  // namespace
 
@@ -43,7 +43,7 @@ const Kernels* const* available_kernels(int& count) {
     int count = 0;
     List() {
 #define NDPOOL_ADD(isa) \
-  if (runs_##isa()) sets[count++] = &kernels_##isa;
+  if (has_##isa()) sets[count++] = &kernels_##isa;
       NDPOOL_ISA_LIST(NDPOOL_ADD)
     }
   };

@@ -1,3 +1,4 @@
+// The thread pool, the threads borrowed from OpenMP, and parallel_for.
 #include "runtime/threads.h"
 
 #include <pthread.h>
@@ -26,8 +27,8 @@ namespace {
 
 using std::int64_t;
 
-// Every worker begins with a share of its own, the same one in every call of the same size: what it read and wrote
-// last time may still be in its cache. Who is done takes pieces from the others' shares.
+// Every worker starts with its own share, the same in every call of the same size: the memory of the previous call
+// may still be in its cache. A worker that has finished its share takes pieces from the shares of others.
 class Job {
 public:
   using Run = std::function<void(int, int64_t, int64_t)>;
@@ -44,19 +45,19 @@ public:
   int join() { return joined_.fetch_add(1) + 1; }
 
   void work(int worker) {
-    const Subnormals kept;
+    const Subnormals subnormals;
     const int n = int(shares_.size());
     int64_t piece = watch_ ? std::min(piece_, watch_->step()) : piece_;
     for (int k = 0; k < n; ++k) {
       Share& share = shares_[(worker + k) % n];
       for (;;) {
         if (watch_ && watch_->stops()) return;
-        // Half of what is left at a time, unless it is watched: an engine prepares anew for every piece.
+        // Without a watch, half of the remaining share: fewer pieces, because engines set up anew for each.
         const int64_t left = share.end - share.next.load(std::memory_order_relaxed);
-        const int64_t taken = watch_ ? piece : std::max(piece, left / 2);
-        const int64_t begin = share.next.fetch_add(taken, std::memory_order_relaxed);
+        const int64_t n_taken = watch_ ? piece : std::max(piece, left / 2);
+        const int64_t begin = share.next.fetch_add(n_taken, std::memory_order_relaxed);
         if (begin >= share.end) break;
-        const int64_t end = std::min(share.end, begin + taken);
+        const int64_t end = std::min(share.end, begin + n_taken);
         if (watch_)
           piece = timed(worker, begin, end, piece);
         else
@@ -68,7 +69,7 @@ public:
 private:
   static constexpr std::chrono::milliseconds shortest{25}, longest{100};
 
-  // Runs a piece; the size of the next one, such that it takes neither too long nor, if it can, too short a time.
+  // Runs a piece and returns the size of the next one: smaller if this one took too long, larger if it was short.
   int64_t timed(int worker, int64_t begin, int64_t end, int64_t piece) const {
     const auto start = Watch::Clock::now();
     run_(worker, begin, end);
@@ -89,8 +90,8 @@ private:
   std::atomic<int> joined_{0};
 };
 
-// Waits awake for a while, which costs a processor that nobody else wants; says whether it has come true.
-template <class Until> bool watch(Until until, std::chrono::microseconds limit) {
+// Spins until a condition holds or the time limit has passed; yields to other threads. Returns whether it holds.
+template <class Until> bool spin(Until until, std::chrono::microseconds limit) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + limit;
   do {
@@ -107,17 +108,17 @@ template <class Until> bool watch(Until until, std::chrono::microseconds limit) 
 
 class Pool {
 public:
-  // Falling asleep and being woken takes longer than much of the work: workers stay awake between calls that follow
-  // each other closely, and a caller for as long as a worker's last piece should take.
-  static constexpr std::chrono::microseconds awake{200}, patient{1000};
+  // Sleeping and waking takes longer than many a call: workers spin between calls in quick succession, and a
+  // caller spins for as long as a worker's last piece should take.
+  static constexpr std::chrono::microseconds worker_spin{200}, caller_spin{1000};
 
-  // Only one job runs at a time; a second caller finds the pool busy and works alone. So does a signal handler that
-  // pools while a call of its own thread is interrupted, which is why this is not a mutex.
+  // One job runs at a time; a second caller finds the pool busy and works alone. So does a signal handler that
+  // calls a pooling function while it interrupts a call of its own thread, which is why this is not a mutex.
   std::atomic<bool> busy{false};
 
   void run(Job& job, int workers) {
     grow(workers - 1);
-    step_aside();
+    keep_off_this_cpu();
     {
       std::lock_guard lock(mutex_);
       job_ = &job;
@@ -127,10 +128,10 @@ public:
     wake_.notify_all();
     job.work(0);
     std::unique_lock lock(mutex_);
-    wanted_ = 0;  // who has not come yet need not
+    wanted_ = 0;  // workers that have not joined yet are not needed
     if (active_ > 0) {
       lock.unlock();
-      watch([&] { return active_ == 0; }, patient);
+      spin([&] { return active_ == 0; }, caller_spin);
       lock.lock();
       done_.wait(lock, [&] { return active_ == 0; });
     }
@@ -141,19 +142,19 @@ private:
   void grow(int n) {
     while (int(threads_.size()) < n) {
       try {
-        std::thread thread([this] { serve(); });
+        std::thread thread([this] { work_loop(); });
         threads_.push_back(thread.native_handle());
         thread.detach();
       } catch (const std::system_error&) {
-        return;  // no more threads to be had: fewer do the work
+        return;  // fewer threads do the work
       }
       avoided_ = -1;
     }
   }
 
-  // A worker that sleeps may be woken on the caller's processor and then wait there for the caller, although others
-  // are idle: it gets all but that one to choose from.
-  void step_aside() {
+  // The system may wake a sleeping worker on the caller's processor, where it waits for the caller although other
+  // processors are idle: workers are barred from that processor.
+  void keep_off_this_cpu() {
 #if defined(__linux__)
     const int cpu = sched_getcpu();
     cpu_set_t others;
@@ -164,14 +165,14 @@ private:
 #endif
   }
 
-  void serve() {
+  void work_loop() {
     std::unique_lock lock(mutex_);
     int64_t seen = 0;
     for (;;) {
       lock.unlock();
-      const bool called = watch([&] { return ticket_ != seen; }, awake);
+      const bool called = spin([&] { return ticket_ != seen; }, worker_spin);
       lock.lock();
-      if (called && wanted_ == 0) {  // too late: the work is done
+      if (called && wanted_ == 0) {  // too late: the job needs no more workers
         seen = ticket_;
         continue;
       }
@@ -191,28 +192,28 @@ private:
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   std::vector<std::thread::native_handle_type> threads_;
-  int avoided_ = -1;  // the processor that the workers leave to the caller
+  int avoided_ = -1;  // the processor that is left to the caller
   Job* job_ = nullptr;
   int wanted_ = 0;
-  std::atomic<int> active_{0};  // changes under the lock; may be looked at without it
+  std::atomic<int> active_{0};  // written under the lock, read without it
   std::atomic<int64_t> ticket_{0};
 };
 
-// The threads that an OpenMP library in this process keeps for others: while those wait awake for more work, workers
-// of our own would have to share the processors with them.
+// The functions of an OpenMP library in this process. Its threads spin while they wait for more work: threads of
+// our own would compete with them for the processors.
 struct Team {
   void (*parallel)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
   int (*worker)() = nullptr;
   int (*size)() = nullptr;
-  int (*most)() = nullptr;
-  int (*inside)() = nullptr;
+  int (*max_size)() = nullptr;
+  int (*in_parallel)() = nullptr;
 
-  bool complete() const { return parallel && worker && size && most && inside; }
+  bool complete() const { return parallel && worker && size && max_size && in_parallel; }
 };
 
-// Whether this process is a copy of another one (forked, no exec since): what a library believes of its threads may
-// be true of the parent alone. A system that does not say counts as one.
-bool is_copy() {
+// Whether this process was forked without an exec since: the threads that a library assumes may exist in the
+// parent only. True if the system does not say.
+bool was_forked() {
 #if defined(__linux__)
   constexpr unsigned fork_no_exec = 0x40;  // the kernel's PF_FORKNOEXEC
   char text[512];
@@ -220,7 +221,7 @@ bool is_copy() {
   if (!file) return true;
   text[std::fread(text, 1, sizeof text - 1, file)] = 0;
   std::fclose(file);
-  const char* name_end = std::strrchr(text, ')');  // a program's name may hold anything
+  const char* name_end = std::strrchr(text, ')');  // the program's name may contain any character
   unsigned flags = 0;
   if (!name_end || std::sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) != 1) return true;
   return flags == 0 || flags & fork_no_exec;
@@ -229,10 +230,10 @@ bool is_copy() {
 #endif
 }
 
-// Whether the system grants as many more threads, all at the same time.
+// Whether the system grants n more threads at the same time.
 bool grants_threads(int n) {
   std::mutex mutex;
-  std::unique_lock lock(mutex);  // until it is released, none of them ends
+  std::unique_lock lock(mutex);  // no thread ends before its release
   std::vector<std::thread> threads;
   bool granted = true;
   try {
@@ -261,47 +262,46 @@ int usable_cores() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-// The parent's threads do not exist in a forked child: forget the pool (its memory is left alone, a lock in it
-// may be held for ever) and start a new one when needed.
+// The parent's threads do not exist in a forked child: drop the pool, and create a new one when needed. The old
+// one is leaked, because its lock may be held forever.
 void after_fork_in_child() {
   pool.store(nullptr);
   forked.store(true);
 }
 
 Pool& the_pool() {
-  Pool* found = pool.load();
-  if (!found) {
-    Pool* made = new Pool;
-    if (pool.compare_exchange_strong(found, made))
-      found = made;
+  Pool* current = pool.load();
+  if (!current) {
+    Pool* created = new Pool;
+    if (pool.compare_exchange_strong(current, created))
+      current = created;
     else
-      delete made;
+      delete created;
   }
-  return *found;
+  return *current;
 }
 
 [[maybe_unused]] const int watching_forks = pthread_atfork(nullptr, nullptr, after_fork_in_child);
 
 }  // namespace
 
-// Each thread that calls an OpenMP library gets a team of its own there: only the main thread's is borrowed, of the
-// size it has already. A forked child has none. Where its threads are still to be made and the system refuses one, the
-// library ends the process: as many are tried first.
+// Each thread that calls an OpenMP library has its own team there: only that of the main thread is borrowed, at
+// its present size. A forked child has none. The library ends the process if the system refuses it a thread:
+// before it creates any, as many threads are created on trial.
 bool borrows(int workers) {
 #if defined(__linux__)
-  thread_local const bool is_main =
-      getpid() == gettid();  // a forked child's thread is told apart by `forked`
+  thread_local const bool is_main = getpid() == gettid();  // also true in a forked child, hence `forked`
   if (workers < 2 || !has_team.load(std::memory_order_acquire) || forked.load() || !is_main ||
-      team.inside() || team.most() != workers)
+      team.in_parallel() || team.max_size() != workers)
     return false;
-  static std::atomic<int> current{1};                                // the size of the team now
-  static std::atomic<int> refused{std::numeric_limits<int>::max()};  // the smallest team that was refused
+  static std::atomic<int> current{1};                                // the size of the team
+  static std::atomic<int> refused{std::numeric_limits<int>::max()};  // the smallest size that was refused
   if (workers >= refused.load()) return false;
   if (workers > current.load() && !grants_threads(workers - 1)) {
     refused.store(workers);
     return false;
   }
-  current.store(workers);  // the library ends the threads that a smaller team does not need
+  current.store(workers);  // the library ends threads that a smaller team does not need
   return true;
 #else
   return false;
@@ -321,17 +321,18 @@ bool borrow_threads() {
 #if defined(__linux__)
   std::string path;
   dl_iterate_phdr(
-      [](dl_phdr_info* info, size_t, void* found) {
+      [](dl_phdr_info* info, size_t, void* result) {
         const char* name = std::strrchr(info->dlpi_name, '/');
         const bool fits = name && std::strncmp(name, "/libgomp", 8) == 0;
-        const bool own = fits && std::strstr(info->dlpi_name, "/torch");  // PyTorch may bring a copy along
-        auto& best = *static_cast<std::string*>(found);
-        if (own || (fits && best.empty())) best = info->dlpi_name;
-        return int(own);
+        const bool of_torch = fits && std::strstr(info->dlpi_name, "/torch");  // PyTorch may bundle a copy
+        auto& best = *static_cast<std::string*>(result);
+        if (of_torch || (fits && best.empty())) best = info->dlpi_name;
+        return int(of_torch);
       },
       &path);
-  void* library =
-      path.empty() || has_team.load() || is_copy() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  void* library = path.empty() || has_team.load() || was_forked()
+                      ? nullptr
+                      : dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
   if (library) {
     const auto find = [&](auto& function, const char* name) {
       function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
@@ -339,8 +340,8 @@ bool borrow_threads() {
     find(team.parallel, "GOMP_parallel");
     find(team.worker, "omp_get_thread_num");
     find(team.size, "omp_get_num_threads");
-    find(team.most, "omp_get_max_threads");
-    find(team.inside, "omp_in_parallel");
+    find(team.max_size, "omp_get_max_threads");
+    find(team.in_parallel, "omp_in_parallel");
     has_team.store(team.complete(), std::memory_order_release);
   }
 #endif
@@ -349,28 +350,28 @@ bool borrow_threads() {
 
 namespace {
 
-// Held by the call whose workers are at work: there is one at a time, and a second caller works alone.
-class Turn {
+// Tries to acquire the workers for one call, and releases them at the end of the scope.
+class WorkersLock {
 public:
-  Turn() : pool_(the_pool()), mine_(!pool_.busy.exchange(true, std::memory_order_acquire)) {}
-  Turn(const Turn&) = delete;
-  ~Turn() {
-    if (mine_) pool_.busy.store(false, std::memory_order_release);
+  WorkersLock() : pool_(the_pool()), acquired_(!pool_.busy.exchange(true, std::memory_order_acquire)) {}
+  WorkersLock(const WorkersLock&) = delete;
+  ~WorkersLock() {
+    if (acquired_) pool_.busy.store(false, std::memory_order_release);
   }
-  explicit operator bool() const { return mine_; }
+  explicit operator bool() const { return acquired_; }
 
 private:
   Pool& pool_;
-  const bool mine_;
+  const bool acquired_;
 };
 
 }  // namespace
 
 bool run_on_borrowed(int workers, void (*run)(void*), void* data) {
   if (!borrows(workers)) return false;
-  const Turn turn;
-  if (turn) team.parallel(run, data, unsigned(workers), 0);
-  return bool(turn);
+  const WorkersLock lock;
+  if (lock) team.parallel(run, data, unsigned(workers), 0);
+  return bool(lock);
 }
 
 Place place_among_borrowed() { return {team.worker(), team.size()}; }
@@ -379,10 +380,10 @@ void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t,
                   Watch* watch) {
   workers = int(std::min<int64_t>(workers, n));
   if (workers > 1)
-    if (const Turn turn; turn) {
+    if (const WorkersLock lock; lock) {
       Job job(run, n, workers, watch);
       if (borrows(workers))
-        team.parallel([](void* one) { static_cast<Job*>(one)->work(team.worker()); }, &job, workers, 0);
+        team.parallel([](void* data) { static_cast<Job*>(data)->work(team.worker()); }, &job, workers, 0);
       else
         the_pool().run(job, workers);
       return;

@@ -1,4 +1,6 @@
-// A small pool of worker threads: woken for large work only, soon asleep otherwise, rebuilt in a forked child.
+// A small pool of worker threads, used by the bindings. Workers are woken for large work only, fall asleep soon
+// after it, and are created anew in a forked child. Also: threads borrowed from OpenMP, and the interruption
+// of long calls.
 #pragma once
 
 #include <atomic>
@@ -9,8 +11,8 @@
 
 namespace ndpool {
 
-// Keeps subnormal numbers until the end of the scope. A thread may be set to treat them as zero, which creates ties and makes
-// results depend on the thread that computes them.
+// Disables flush-to-zero until the end of the scope. A thread may be set to treat subnormal numbers as zero, which
+// creates ties and makes results depend on the thread that computes them.
 class Subnormals {
 public:
   Subnormals(const Subnormals&) = delete;
@@ -32,29 +34,30 @@ private:
 };
 
 int num_threads();
-// n >= 1; 0 goes back to the default: all cores this process may use, one in a forked child.
+// n >= 1; 0 restores the default: all cores available to this process, one in a forked child.
 void set_num_threads(int n);
-// Called once by the package: NDPOOL_NUM_THREADS, or 1 in a spawned worker process; 0 leaves the default.
+// Called once by the package, with NDPOOL_NUM_THREADS or, in a spawned worker process, 1; 0 keeps the default.
 void set_default_threads(int n);
 
-// From now on the main thread works with the threads of the OpenMP library (libgomp) that PyTorch uses, if there is
-// one and this process was not forked; says whether it does.
+// Lets the main thread use the threads of the OpenMP library (libgomp) that PyTorch uses, if it is loaded and this
+// process was not forked. Returns whether it does.
 bool borrow_threads();
-// Whether work of the calling thread on so many threads runs on borrowed ones.
+// Whether the calling thread's work on `workers` threads would run on borrowed ones.
 bool borrows(int workers);
 
-// Lets long work stop early: the calling thread asks a few times a second whether to, and every worker sees the answer.
+// Stops long work early: the calling thread asks up to five times a second, and all workers see the answer.
 class Watch {
 public:
   using Clock = std::chrono::steady_clock;
 
-  // `step`: how much of [0, n) a worker takes at first; after that, what takes a fraction of a second.
+  // `ask`: returns true to stop. `step`: the size of a worker's first piece of [0, n); later ones take a fraction
+  // of a second.
   Watch(std::function<bool()> ask, std::int64_t step) : ask_(std::move(ask)), step_(step) {}
 
   std::int64_t step() const { return step_; }
   bool stopped() const { return stopped_.load(std::memory_order_relaxed); }
 
-  // Called by workers between pieces of work; the thread that made the watch asks.
+  // Called by workers between pieces of work; only the thread that created the watch asks.
   bool stops() {
     if (std::this_thread::get_id() == owner_ && !stopped() && Clock::now() - asked_ >= interval) {
       if (ask_()) stopped_.store(true, std::memory_order_relaxed);
@@ -73,17 +76,17 @@ private:
   std::atomic<bool> stopped_{false};
 };
 
-// Calls run(data) once on each of so many borrowed threads, the caller's among them; false if they cannot be borrowed now.
+// Calls run(data) once on each of `workers` borrowed threads, including the caller; false if they are unavailable.
 bool run_on_borrowed(int workers, void (*run)(void*), void* data);
-// Which of how many a borrowed thread is. There may be fewer than were asked for.
+// The index of a borrowed thread, and the number of threads, which may be smaller than requested.
 struct Place {
   int worker, workers;
 };
 Place place_among_borrowed();
 
-// Calls run(worker, begin, end) for pieces of [0, n) on at most `workers` threads, the caller's among them.
-// Pieces are handed out as workers become free; which worker gets which piece never changes a result.
-// With a watch that stops, some pieces are left out; no worker is at work any more on return.
+// Calls run(worker, begin, end) for pieces of [0, n) on at most `workers` threads, including the caller. Pieces
+// are handed out as workers become free; results do not depend on which worker gets which piece. If the watch
+// stops, pieces are skipped. All workers have finished on return.
 void parallel_for(std::int64_t n, int workers,
                   const std::function<void(int, std::int64_t, std::int64_t)>& run, Watch* watch = nullptr);
 
