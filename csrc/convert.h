@@ -104,94 +104,46 @@ template <class V, class O> void store_row(const V* __restrict src, const Row& r
 template <class V> using Load = void (*)(const Row&, V*);
 template <class V> using Store = void (*)(const V*, const Row&);
 
-// The supported pairs of storage and compute type: equal types, real types with any real type, and, for sums
-// (`widening`), integers with wider types.
-template <class V> Load<V> loader(Dtype type, bool widening) {
+// Calls f with an element of the storage type, for the supported pairs of storage and compute type: equal types, real
+// types with any real type, and, for sums (`widening`), integers with wider types.
+template <class V, class F> auto by_storage(Dtype type, bool widening, F&& f) {
   if constexpr (is_real<V>) {
-    switch (type) {
-    case Dtype::f16:
-      return load_row<f16, V>;
-    case Dtype::bf16:
-      return load_row<bf16, V>;
-    case Dtype::f32:
-      return load_row<float, V>;
-    case Dtype::f64:
-      return load_row<double, V>;
-    default:
-      break;
-    }
+    if (type == Dtype::f16) return f(f16{});
+    if (type == Dtype::bf16) return f(bf16{});
+    if (type == Dtype::f32) return f(float{});
+    if (type == Dtype::f64) return f(double{});
   }
-  if constexpr (is_real<V> || sizeof(V) == 8) {
+  if constexpr (is_real<V> || sizeof(V) == 8)
     if (widening) switch (type) {
       case Dtype::b8:
       case Dtype::u8:
-        return load_row<std::uint8_t, V>;
+        return f(std::uint8_t{});
       case Dtype::i8:
-        return load_row<std::int8_t, V>;
+        return f(std::int8_t{});
       case Dtype::u16:
-        return load_row<std::uint16_t, V>;
+        return f(std::uint16_t{});
       case Dtype::i16:
-        return load_row<std::int16_t, V>;
-      default:
-        break;
-      }
-  }
-  if constexpr (sizeof(V) == 8) {
-    if (widening) switch (type) {
+        return f(std::int16_t{});
       case Dtype::u32:
-        return load_row<std::uint32_t, V>;
+        return f(std::uint32_t{});
       case Dtype::i32:
-        return load_row<std::int32_t, V>;
+        return f(std::int32_t{});
       case Dtype::u64:
-        return load_row<std::uint64_t, V>;
+        return f(std::uint64_t{});
       case Dtype::i64:
-        return load_row<std::int64_t, V>;
+        return f(std::int64_t{});
       default:
         break;
       }
-  }
-  return load_row<V, V>;
+  return f(V{});
 }
 
+template <class V> Load<V> loader(Dtype type, bool widening) {
+  return by_storage<V>(type, widening, [](auto stored) -> Load<V> { return load_row<decltype(stored), V>; });
+}
 template <class V> Store<V> storer(Dtype type, bool widening) {
-  if constexpr (is_real<V>) {
-    switch (type) {
-    case Dtype::f16:
-      return store_row<V, f16>;
-    case Dtype::bf16:
-      return store_row<V, bf16>;
-    case Dtype::f32:
-      return store_row<V, float>;
-    case Dtype::f64:
-      return store_row<V, double>;
-    default:
-      break;
-    }
-  }
-  if constexpr (is_real<V> || sizeof(V) == 8) {
-    if (widening) switch (type) {
-      case Dtype::b8:
-      case Dtype::u8:
-        return store_row<V, std::uint8_t>;
-      case Dtype::i8:
-        return store_row<V, std::int8_t>;
-      case Dtype::u16:
-        return store_row<V, std::uint16_t>;
-      case Dtype::i16:
-        return store_row<V, std::int16_t>;
-      case Dtype::u32:
-        return store_row<V, std::uint32_t>;
-      case Dtype::i32:
-        return store_row<V, std::int32_t>;
-      case Dtype::u64:
-        return store_row<V, std::uint64_t>;
-      case Dtype::i64:
-        return store_row<V, std::int64_t>;
-      default:
-        break;
-      }
-  }
-  return store_row<V, V>;
+  return by_storage<V>(type, widening,
+                       [](auto stored) -> Store<V> { return store_row<V, decltype(stored)>; });
 }
 
 template <class T> constexpr Dtype dtype_of() {

@@ -45,6 +45,15 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1
 static constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// Whether the indices of an axis are so small that sums of two of them do not overflow.
+static inline bool in_range(const Axis& a) {
+  constexpr int64_t limit = int64_t(1) << 62;
+  int64_t reach, span;
+  return !__builtin_mul_overflow(max(0, a.out - 1), a.stride, &reach) && reach <= limit &&
+         !__builtin_mul_overflow(a.kernel - 1, a.step, &span) && span <= limit && a.origin <= limit &&
+         a.origin >= -limit && a.size <= limit;
+}
+
 // Stand-in for a missing axis: `size` windows of one tap each.
 static inline Axis single_axis(int64_t size) {
   Axis a{};
@@ -117,6 +126,9 @@ static inline Range inputs_under(const Axis& a, int64_t o, int64_t n) {
 static inline Range outputs_over(const Axis& a, int64_t i, int64_t n) {
   return {ceil_div(i - a.origin - span_of(a) + 1, a.stride), floor_div(i + n - 1 - a.origin, a.stride) + 1};
 }
+
+// Whether an input index lies inside.
+static inline bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
 
 // Whether a window has no tap inside the input.
 static inline bool is_empty(const Axis& a, int64_t o) {

@@ -97,40 +97,5 @@ inline void merge_any_order(typename R::V later, Offset offset, typename R::V& b
   at = take ? offset : at;
 }
 
-// dst = rows[0] . rows[1] . ..., element by element in this order, for 1 to 4 rows; `accumulate`: dst comes first.
-template <class R> void fold(const typename R::V* const* rows, int n, typename R::V* __restrict dst,
-                             int64_t length, bool accumulate) {
-  using V = typename R::V;
-  const V *a = rows[0], *b = rows[n > 1], *c = rows[n > 2 ? 2 : 0], *d = rows[n > 3 ? 3 : 0];
-  const auto each = [&](auto f) { in_vectors(length, [&](int64_t j) { dst[j] = f(j); }); };
-  const auto two = [=](int64_t j, V v) { return R::merge(b[j], R::merge(a[j], v)); };
-  if (accumulate) {
-    if (n == 1) return each([=](int64_t j) { return R::merge(a[j], dst[j]); });
-    if (n == 2) return each([=](int64_t j) { return two(j, dst[j]); });
-    if (n == 3) return each([=](int64_t j) { return R::merge(c[j], two(j, dst[j])); });
-    return each([=](int64_t j) { return R::merge(d[j], R::merge(c[j], two(j, dst[j]))); });
-  }
-  if (n == 1) return each([=](int64_t j) { return a[j]; });
-  if (n == 2) return each([=](int64_t j) { return R::merge(b[j], a[j]); });
-  if (n == 3) return each([=](int64_t j) { return R::merge(c[j], R::merge(b[j], a[j])); });
-  each([=](int64_t j) { return R::merge(d[j], R::merge(c[j], R::merge(b[j], a[j]))); });
-}
-
-// The same with offsets, for any number of rows; all elements of a row share one offset.
-template <class R> void fold_indexed(const typename R::V* const* rows, const Offset* offsets, int n,
-                                     typename R::V* __restrict dst, Offset* __restrict at, int64_t length,
-                                     bool accumulate) {
-  for (int r = 0; r < n; ++r) {
-    const typename R::V* a = rows[r];
-    const Offset offset = offsets[r];
-    if (r == 0 && !accumulate) {
-      in_vectors(length, [&](int64_t j) { dst[j] = a[j]; });
-      in_vectors(length, [&](int64_t j) { at[j] = offset; });
-    } else {
-      in_vectors(length, [&](int64_t j) { merge_indexed<R>(a[j], offset, dst[j], at[j]); });
-    }
-  }
-}
-
 }  // namespace
 }  // namespace ndpool

@@ -303,25 +303,28 @@ template <int N, bool exact, class S, class V> inline void write_as(S* p, Vec<V,
   }
 }
 
-// Stores N offsets from element `at` on: as uint8, as int32, or, after adding `base`, as int64 indices.
-template <int N, class C>
-inline void write_offsets(Extra extra, char* to, int64_t at, C offset, int64_t base) {
-  if (extra == Extra::offset8)
-    write(reinterpret_cast<std::uint8_t*>(to) + at, converted<Vec<std::uint8_t, N>>(offset));
-  else if (extra == Extra::offset32)
-    write(reinterpret_cast<std::int32_t*>(to) + at, converted<Vec<std::int32_t, N>>(offset));
-  else
-    write(reinterpret_cast<int64_t*>(to) + at, converted<Vec<int64_t, N>>(offset) + base);
-}
-
-// Stores one offset, or the index already computed from it.
-inline void write_offset(Extra extra, char* to, int64_t offset) {
-  if (extra == Extra::offset8)
-    *reinterpret_cast<std::uint8_t*>(to) = std::uint8_t(offset);
-  else if (extra == Extra::offset32)
-    *reinterpret_cast<std::int32_t*>(to) = std::int32_t(offset);
-  else
-    *reinterpret_cast<int64_t*>(to) = offset;
+// later > best ? later : best, as one instruction, which drops a NaN. GCC 12 does not find it where the comparison has
+// another use.
+template <class V> inline V larger(V later, V best) {
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(V) == 64) {
+    using T = Element<V>;
+    const __m512i a = reinterpret_cast<__m512i>(later), b = reinterpret_cast<__m512i>(best);
+    if constexpr (std::is_same_v<T, float>)
+      return reinterpret_cast<V>(_mm512_max_ps(__m512(later), __m512(best)));
+    if constexpr (std::is_same_v<T, double>)
+      return reinterpret_cast<V>(_mm512_max_pd(__m512d(later), __m512d(best)));
+    if constexpr (std::is_same_v<T, std::uint8_t>) return reinterpret_cast<V>(_mm512_max_epu8(a, b));
+    if constexpr (std::is_same_v<T, std::uint16_t>) return reinterpret_cast<V>(_mm512_max_epu16(a, b));
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (std::is_same_v<V, Vec<float, 8>>)
+    return reinterpret_cast<V>(_mm256_max_ps(__m256(later), __m256(best)));
+  if constexpr (std::is_same_v<V, Vec<double, 4>>)
+    return reinterpret_cast<V>(_mm256_max_pd(__m256d(later), __m256d(best)));
+#endif
+  return later > best ? later : best;
 }
 
 // The concatenation of two vectors.
@@ -546,13 +549,6 @@ inline Floats fma_sum(Floats sum, Floats more) {
 using Bytes = Vec<std::uint8_t, 64>;
 using Words = Vec<std::uint16_t, 32>;
 
-inline Bytes larger(Bytes a, Bytes b) {
-  return reinterpret_cast<Bytes>(_mm512_max_epu8(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-}
-inline Words larger(Words a, Words b) {
-  return reinterpret_cast<Words>(
-      _mm512_max_epu16(reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
-}
 // One vector of the concatenation of a and b, from byte By on; By is at most 16.
 template <int By> inline Bytes shifted_bytes(Bytes a, Bytes b) {
   const __m512i m = reinterpret_cast<__m512i>(a),

@@ -649,7 +649,8 @@ def test_wrong_calls_of_the_handler_are_errors_of_xla():
 
     assert call(words)[0].shape == (1, 2, 2)
     wrong = [words[:-1], np.append(words, 0), words[:0]]
-    for place, value in ((0, 2), (2, 9), (4, 3), (9, 7), (10, -4), (11, 5), (13, 0), (21, 3)):
+    far = ((15, 2**63 - 1), (16, -(2**63)), (16, 2**63 - 1))
+    for place, value in ((0, 2), (2, 9), (4, 3), (9, 7), (10, -4), (11, 5), (13, 0), (21, 3), *far):
         wrong.append(words.copy())
         wrong[-1][place] = value
     for bad in wrong:
@@ -658,6 +659,16 @@ def test_wrong_calls_of_the_handler_are_errors_of_xla():
     for other in ((1, 2, 3), (2, 2), (2, 2, 2)):
         with pytest.raises(Exception, match="ndpool: "):
             jax.block_until_ready(call(words, jax.ShapeDtypeStruct(other, np.float32)))
+    # The gradient of a maximum without offsets, and offsets of a sum.
+    gradient, offsets = words.copy(), words.copy()
+    gradient[1], offsets[2], offsets[3] = 1, 2, 1
+    results = [shape, jax.ShapeDtypeStruct((1, 2, 2), np.uint8)]
+    for bad, array, wanted in (
+        (gradient, jnp.ones((1, 2, 2), np.float32), [jax.ShapeDtypeStruct(x.shape, x.dtype)]),
+        (offsets, x, results),
+    ):
+        with pytest.raises(Exception, match="ndpool: the operation and its offsets do not agree"):
+            jax.block_until_ready(jax.ffi.ffi_call("ndpool_pool", wanted)(array, call=bad))
 
 
 def test_threads_and_instruction_sets_give_the_same_bits(restore_settings):

@@ -211,8 +211,7 @@ private:
   // exact path then settles it.
   template <class T> static bool nan_in(const T (&sums)[strip_vectors]) {
     if constexpr (!can_be_nan) return false;
-    const T sum = sums[0] + sums[1] + (sums[2] + sums[3]);
-    return any(sum != sum);
+    return contains_nan(sums[0] + sums[1] + (sums[2] + sums[3]));
   }
 
   // Folds row by row, four vectors at a time; the result so far stays in L1.
@@ -295,7 +294,7 @@ private:
       if constexpr (std::is_same_v<S, V>)
         if (rows.count() == 1 && !tiled && readable_.contains(rows.x, in.to + N)) {
           folded = rows.x + in.from;
-          if constexpr (can_be_nan) nan = may_hold_nan(folded, in.to - in.from);
+          if constexpr (can_be_nan) nan = may_contain_nan(folded, in.to - in.from);
         }
       if (rows.count() && folded == folded_) nan = fold(rows, rows.x + in.from, in.to - in.from, folded_);
       char* y = walk_.row(p_.y, first, first + n).data;

@@ -65,7 +65,7 @@ template <class R, class S, bool indexed> struct ChannelsLast {
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     Scratch scratch(memory);
     State state{scratch.take<V>(scratch_elements(p)),
-                indexed ? scratch.take<C>(scratch_elements(p)) : nullptr, 0, from_memory(p)};
+                indexed ? scratch.take<C>(scratch_elements(p)) : nullptr, from_memory(p)};
     Walk<Over::outputs> walk(p, begin);
     const int last = p.n_axes - 1;
     int64_t divisor = p.divide && p.divisor ? p.divisor : 1;
@@ -109,7 +109,6 @@ private:
   static constexpr bool prefetches = std::is_same_v<S, float>;
   // Channels per call: their partial results stay in L1.
   static constexpr int64_t max_channels = 16 * 1024 / sizeof(V) * (indexed ? 1 : 2);
-  static constexpr int exact_outputs = 32;  // computed by the exact code after a NaN
 
   // Whether windows are read from memory: they are disjoint and the input exceeds the cache.
   static bool from_memory(const Problem& p) {
@@ -120,13 +119,13 @@ private:
            channels * double(plane_elements(p)) * double(sizeof(S)) > cached;
   }
 
-  // State between outputs: buffers for partial results that do not fit into registers, the number of outputs
-  // that the exact code still computes, and whether windows are read from memory.
+  // State between outputs: buffers for partial results that do not fit into registers, and whether windows are read
+  // from memory.
   struct State {
     V* values;
     C* offsets;
-    int exact_left;
     bool from_memory;
+    Speculation speculation = {};
   };
 
   static int64_t scratch_elements(const Problem& p) {
@@ -175,15 +174,13 @@ private:
         return sum_rows(p, outer, x, taps, step, reinterpret_cast<S*>(y), by, state.values);
       in_registers<true>(p, outer, x, taps, step, y, extra, by);
     } else {
-      if (state.exact_left == 0) {
-        const bool stream = outer.channels > max_block * N || (rows * taps > 16 && outer.channels > 4 * N);
-        if (stream && rows * taps > 0 ? max_streamed(p, outer, x, taps, step, y, extra, state)
-                                      : in_registers<true>(p, outer, x, taps, step, y, extra, by))
-          return;
-        state.exact_left = exact_outputs;
-      }
-      --state.exact_left;
-      in_registers<false>(p, outer, x, taps, step, y, extra, by);
+      const bool stream = outer.channels > max_block * N || (rows * taps > 16 && outer.channels > 4 * N);
+      state.speculation.run(
+          [&] {
+            return stream && rows * taps > 0 ? max_streamed(p, outer, x, taps, step, y, extra, state)
+                                             : in_registers<true>(p, outer, x, taps, step, y, extra, by);
+          },
+          [&] { in_registers<false>(p, outer, x, taps, step, y, extra, by); });
     }
   }
 
@@ -206,14 +203,14 @@ private:
       // The last two or three vectors may overlap those before them.
       const int64_t left = ceil_div(outer.channels - c, N);
       if (left == 3 && outer.channels >= 3 * N)
-        return block(std::integral_constant<int, 3>{}, outer.channels - 3 * N), true;
+        return block(std::integral_constant<int, 3>{}, outer.channels - 3 * N), false;
       if (left == 2 && outer.channels >= 2 * N)
-        return block(std::integral_constant<int, 2>{}, outer.channels - 2 * N), true;
+        return block(std::integral_constant<int, 2>{}, outer.channels - 2 * N), false;
     }
     for (; c < outer.channels; c += N) block(std::integral_constant<int, 1>{}, min(c, outer.channels - N));
     if constexpr (can_be_nan && speculative)
-      return !nan_in(nan_sum[0] + nan_sum[1] + (nan_sum[2] + nan_sum[3]));
-    return true;
+      return contains_nan(nan_sum[0] + nan_sum[1] + (nan_sum[2] + nan_sum[3]));
+    return false;
   }
 
   // Sums of large windows, row by row in memory order; the partial sums of the columns stay in L2.
@@ -321,7 +318,7 @@ private:
     return min(ceil_div(p.channels, N), max(8, cached / taps / N)) * N;
   }
 
-  // Maxima in memory order: a few taps of all channels per pass; the best values so far stay in L1. False if there
+  // Maxima in memory order: a few taps of all channels per pass; the best values so far stay in L1. True if there
   // is a NaN.
   static bool max_streamed(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
                            char* y, char* extra, const State& state) {
@@ -371,8 +368,8 @@ private:
           ++done;
           if (n == at_a_time || done == all) add(done == n, done == all);
         }
-    if constexpr (can_be_nan) return !nan_in(nan_sum[0] + nan_sum[1]);
-    return true;
+    if constexpr (can_be_nan) return contains_nan(nan_sum[0] + nan_sum[1]);
+    return false;
   }
 
   // The same with offsets, one tap per pass.
@@ -426,11 +423,9 @@ private:
         }
       }
     }
-    if constexpr (can_be_nan) return !nan_in(nan_sum[0] + nan_sum[1]);
-    return true;
+    if constexpr (can_be_nan) return contains_nan(nan_sum[0] + nan_sum[1]);
+    return false;
   }
-
-  static bool nan_in(Vn sum) { return any(sum != sum); }
 
   template <int W, bool speculative>
   static void vectors(const Problem& p, const Outer& outer, const char* x, int64_t taps, int64_t step,
@@ -453,15 +448,10 @@ private:
             for (int w = 0; w < W; ++w) {
               if (prefetches && outer.prefetch) prefetch(from + outer.prefetch + w * N * int64_t(sizeof(S)));
               const Vn v = read_as<V, N>(reinterpret_cast<const S*>(from) + w * N);
-              auto better = R::beats(v, best[w]);
-              if constexpr (indexed) {
-                if constexpr (can_be_nan && !speculative) better |= v != v;
-                best[w] = better ? v : best[w];
-                offset[w] = better ? Cn{} + tap_offset : offset[w];
-              } else {
-                best[w] = better ? v : best[w];  // one instruction, which drops NaN
-                if constexpr (can_be_nan && !speculative) best[w] = v != v ? v : best[w];
-              }
+              if constexpr (indexed)
+                merge_with_offset<R, !speculative>(v, Cn{} + tap_offset, best[w], offset[w]);
+              else
+                best[w] = merged<R, !speculative>(v, best[w]);
               if constexpr (can_be_nan && speculative) nan_sum[w % 4] += v;
             }
         }

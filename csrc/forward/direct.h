@@ -22,7 +22,6 @@ constexpr int max_rows = 27;  // of one window
 constexpr int dilated_rows = -1;
 constexpr int fixed_rows(int rows) { return rows > 0 ? rows : rows < dilated_rows ? -rows : 0; }
 // Rows computed exactly after a NaN, before the speculative path is tried again.
-constexpr int64_t exact_rows = 32;
 
 // Output rows whose windows advance by a constant step: the input rows of the first one, and the steps to the
 // next.
@@ -71,20 +70,10 @@ template <class R, class S, bool indexed> struct Direct {
 
   template <bool speculative, int N>
   __attribute__((always_inline)) static inline void merge(const Best<N>& later, Best<N>& best) {
-    if constexpr (!R::is_max) {
-      best.value += later.value;
-    } else {
-      auto better = R::beats(later.value, best.value);
-      if constexpr (indexed) {
-        if constexpr (!speculative && can_be_nan) better |= later.value != later.value;
-        best.value = better ? later.value : best.value;
-        best.offset = better ? later.offset : best.offset;
-      } else {
-        best.value = better ? later.value : best.value;  // one instruction, which drops a NaN
-        if constexpr (!speculative && can_be_nan)
-          best.value = later.value != later.value ? later.value : best.value;
-      }
-    }
+    if constexpr (indexed)
+      merge_with_offset<R, !speculative>(later.value, later.offset, best.value, best.offset);
+    else
+      best.value = merged<R, !speculative>(later.value, best.value);
   }
 
   // N elements, every other one.
@@ -234,12 +223,7 @@ template <class R, class S, bool indexed> struct Direct {
                                                                            int64_t stride, Extra extra) {
     write_as<N, R::is_max, S, V>(strip.y + element, best.value);
     if constexpr (indexed) {
-      if (extra == Extra::offset8)
-        write(reinterpret_cast<std::uint8_t*>(strip.extra) + element,
-              converted<Vec<std::uint8_t, N>>(best.offset));
-      else
-        write(reinterpret_cast<int64_t*>(strip.extra) + element,
-              converted<Vec<int64_t, N>>(best.offset) + (index + stride * iota<N>()));
+      write_offsets<N>(extra, strip.extra, element, best.offset, index + stride * iota<N>());
     }
   }
 
@@ -330,7 +314,7 @@ template <class R, class S, bool indexed> struct Direct {
       else
         run(std::false_type{});
       if constexpr (speculative && can_be_nan)
-        if (any(nan_sum != nan_sum)) return i;
+        if (contains_nan(nan_sum)) return i;
       for (int r = 0; r < n_rows; ++r) rows[r] += strip.step;
     }
     return strip.count;
@@ -341,7 +325,7 @@ template <class R, class S, bool indexed> struct Direct {
   do_row(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks, const Carry& carry,
          const S* const* rows, const Divide& divide, int64_t i, Vn<N>& nan_sum) {
     const int64_t element = i * strip.y_step, base = strip.base + i * strip.base_step;
-    const C rebase = C(strip.offsets[2] - strip.offsets[0]);
+    const C rebase = Rows == 3 ? C(strip.offsets[2] - strip.offsets[0]) : C(0);
     const Extra extra = p.extra;
     const auto plain = [&](int64_t o) __attribute__((always_inline)) {
       Best<N> shared;
@@ -368,7 +352,7 @@ template <class R, class S, bool indexed> struct Direct {
   __attribute__((always_inline)) static inline void
   do_row_by_rows(const Problem& p, const Strip<S>& strip, const Row& row, const Mask<V, N>* masks,
                  const Carry& carry, const S* const* rows, const Divide& divide, int64_t i, Vn<N>& nan_sum) {
-    const C rebase = C(strip.offsets[2] - strip.offsets[0]);
+    const C rebase = Rows == 3 ? C(strip.offsets[2] - strip.offsets[0]) : C(0);
     const Extra extra = p.extra;
     int64_t end = 0;
     for (int r = carried; r < Rows; ++r) {
@@ -482,11 +466,9 @@ template <class R, class S, bool indexed> struct Direct {
         const int64_t element = i * strip.y_step + o;
         strip.y[element] = store_as<S>(R::init());
         if constexpr (indexed) {
-          if (p.extra == Extra::offset8)
-            reinterpret_cast<std::uint8_t*>(strip.extra)[element] = std::uint8_t(offset);
-          else
-            reinterpret_cast<int64_t*>(strip.extra)[element] =
-                strip.base + i * strip.base_step + o * a.stride + offset;
+          const bool indices = p.extra == Extra::index64;
+          const int64_t first = indices ? strip.base + i * strip.base_step + o * a.stride : 0;
+          write_offset(p.extra, strip.extra + element * size_of(p.extra), first + offset);
         }
       }
   }
@@ -848,7 +830,8 @@ private:
                    i || rows.hi < strip.count ? slice_of(context.p, strip, i, rows.hi) : strip);
         if constexpr (D::can_be_nan)
           if (i < rows.hi)
-            i += sweep(std::false_type{}, slice_of(context.p, strip, i, min(rows.hi, i + exact_rows)));
+            i += sweep(std::false_type{},
+                       slice_of(context.p, strip, i, min(rows.hi, i + Speculation::exact_pieces)));
       }
   }
 };

@@ -1,11 +1,12 @@
-// The general forward engine (rows), and the parts it shares with the other engines: the source of input rows in
-// the compute type, tiles, and the storage of offsets. selection.h picks `Rows` for every window, layout and type
-// that no specialised engine supports; norms.h, side_by_side.h and integer_averages.h reuse its parts. Window
-// arithmetic stays in plan.h, the reduction along a row in horizontal.h.
+// The general forward engine (rows): the bare composition of source, vertical step, horizontal step and sink.
+// selection.h picks it for every window, layout and type that no specialised engine supports. Window arithmetic stays
+// in plan.h.
 #pragma once
 
 #include "forward/horizontal.h"
-#include "walk.h"
+#include "forward/sink.h"
+#include "forward/source.h"
+#include "forward/vertical.h"
 
 namespace ndpool {
 namespace {
@@ -13,178 +14,6 @@ namespace {
 constexpr int64_t tile_bytes = 192 * 1024;  // working set of a worker: well inside L2
 constexpr int64_t min_tile = 64;
 constexpr int group = 4;  // rows folded at a time
-
-// The kernel size of square two-dimensional float32 windows with stride 1 and dilation `step`; 0 for all others.
-static inline int64_t square_kernel(const Problem& p, int64_t step = 1) {
-  if (p.n_axes != 2 || p.op == Op::lp || p.extra != Extra::none) return 0;
-  if (p.x_type != Dtype::f32 || p.y_type != Dtype::f32) return 0;
-  for (int a = 0; a < 2; ++a) {
-    const Axis& axis = p.axes[a];
-    if (!axis.regular() || axis.stride != 1 || axis.step != step || axis.kernel != p.axes[0].kernel) return 0;
-  }
-  return p.axes[0].kernel;
-}
-
-// Whether the rows of both arrays are contiguous, and so are their channels.
-static inline bool rows_contiguous(const Problem& p, int64_t item) {
-  for (const Array* array : {&p.x, &p.y})
-    if (array->pooled[p.n_axes - 1] != p.channels * item || (p.channels > 1 && array->channel != item))
-      return false;
-  return true;
-}
-
-// The columns of packed rows as an axis: interleaved channels form one row, whose taps are `channels` elements
-// apart.
-static inline Axis columns(const Problem& p) {
-  Axis axis = p.axes[p.n_axes - 1];
-  for (int64_t* n : {&axis.size, &axis.out, &axis.origin, &axis.step}) *n *= p.channels;
-  return axis;
-}
-
-static inline bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
-
-// Stores offsets as bytes, ints, or indices into the plane. Let q be the quotient of an offset by the number of
-// taps of the axes behind an axis. An index is that of the first nominal tap of the window, plus q steps for each
-// axis, where a step of an axis takes back all steps of the axis behind it.
-class OffsetStore {
-public:
-  OffsetStore(const Problem& p, Scratch& scratch) : p_(p), columns_(scratch.take<int64_t>(length(p))) {
-    int64_t pitch = 1, before = 0;
-    std::uint64_t taps = 1;
-    for (int a = p.n_axes - 1; a >= 0; --a) {
-      const int64_t step = p.axes[a].step * pitch;
-      pitch_[a] = pitch;
-      taps_[a] = Offset(taps);
-      steps_[a] = step - before;
-      pitch *= p.axes[a].size;
-      taps *= std::uint64_t(p.axes[a].kernel);
-      before = step * p.axes[a].kernel;
-    }
-    // The product with the inverse gives the exact quotient if all offsets are small enough; 0 if they are not.
-    for (int a = 0; a < p.n_axes; ++a)
-      inverse_[a] = taps * taps_[a] < 1ull << 32 ? (1ull << 32) / taps_[a] + 1 : 0;
-  }
-  static int64_t bytes(const Problem& p) { return Scratch::bytes<int64_t>(length(p)); }
-
-  void store(const Offset* offsets, const Walk<Over::outputs>& walk, const Row& row) {
-    if (p_.extra == Extra::offset8)
-      each<std::uint8_t>(row, [offsets](std::uint8_t& o, int64_t j) { o = std::uint8_t(offsets[j]); });
-    else if (p_.extra == Extra::offset32)
-      each<std::int32_t>(row, [offsets](std::int32_t& o, int64_t j) { o = std::int32_t(offsets[j]); });
-    else
-      store_indices(offsets, walk, row);
-  }
-
-private:
-  static int64_t length(const Problem& p) { return p.extra == Extra::index64 ? p.tile * p.channels : 0; }
-
-  void store_indices(const Offset* offsets, const Walk<Over::outputs>& walk, const Row& row) {
-    const int outer = p_.n_axes - 1;
-    const Axis& last = walk.last();
-    if (tile_ != walk.tile_begin() || last.table_stride) {
-      tile_ = walk.tile_begin();
-      for (int64_t j = 0, k = 0; j < row.n; ++j)
-        for (int64_t c = 0; c < row.channels; ++c) columns_[k++] = begin_of(last, tile_ + j);
-    }
-    int64_t base = 0;
-    bool has_inverses = true;
-    for (int a = 0; a < outer; ++a) {
-      base += begin_of(walk.axis(a), walk.at(a)) * pitch_[a];
-      has_inverses &= inverse_[a] != 0;
-    }
-    const auto store_with = [&](auto outer_steps) __attribute__((always_inline)) {
-      each<int64_t>(row, [=, columns = columns_, step = steps_[outer]](int64_t& to, int64_t j) {
-        to = base + columns[j] + offsets[j] * step + outer_steps(offsets[j]);
-      });
-    };
-    const auto quotient_of = [this](int a) {
-      return
-          [by = inverse_[a], step = steps_[a]](Offset offset) { return int64_t(offset * by >> 32) * step; };
-    };
-    if (outer == 0) return store_with([](Offset) { return int64_t(0); });
-    if (outer == 1 && has_inverses) return store_with(quotient_of(0));
-    if (outer == 2 && has_inverses)
-      return store_with([first = quotient_of(0), second = quotient_of(1)](Offset offset) {
-        return first(offset) + second(offset);
-      });
-    store_with([this, outer](Offset offset) {
-      int64_t sum = 0;
-      for (int a = 0; a < outer; ++a) sum += int64_t(offset / taps_[a]) * steps_[a];
-      return sum;
-    });
-  }
-
-  const Problem& p_;
-  int64_t* columns_;  // first index of each window of a tile, along the row
-  int64_t tile_ = -1, pitch_[max_axes], steps_[max_axes];
-  Offset taps_[max_axes];  // taps of the axes behind
-  std::uint64_t inverse_[max_axes];
-};
-
-// The offset of the tap nearest to the input, along the outer axes: what an empty window stores.
-inline Offset lead_offset(const Walk<Over::outputs>& walk, int n_axes) {
-  int64_t offset = 0;
-  for (int a = 0; a + 1 < n_axes; ++a)
-    offset = offset * walk.axis(a).kernel + window(walk.axis(a), walk.at(a)).lead;
-  return Offset(offset * walk.last().kernel);
-}
-
-struct Span {
-  int64_t from, to;
-};
-
-// The source of the forward engines: a packed row of inputs [from, to) in the compute type. It is the memory of
-// the array itself if that already has the form. The returned pointer stands for index 0 of the row, or for
-// `from` in the overload that takes a walk.
-template <class V> class Input {
-public:
-  Input(const Problem& p, bool widening)
-      : p_(p), load_(loader<V>(p.x_type, widening)), direct_(stored_as<V>(p.x_type)) {}
-
-  const V* row(const Row& row, int64_t from, V* buffer) const {
-    if (direct_ && p_.op != Op::lp && !reordered(p_) && row.is_contiguous(sizeof(V)))
-      return reinterpret_cast<const V*>(row.data) - from * p_.channels;
-    load_(row, buffer);
-    reorder(p_, buffer, row.n * row.channels);
-    if constexpr (is_real<V>) {
-      if (p_.op == Op::lp) powers(buffer, row.n * row.channels, V(p_.norm));
-    }
-    return buffer - from * p_.channels;
-  }
-
-  const V* row(const Walk<Over::outputs>& walk, const int64_t* outer, const Span& in, V* buffer) const {
-    return row(walk.row(p_.x, outer, in.from, in.to), 0, buffer);
-  }
-
-private:
-  const Problem& p_;
-  Load<V> load_;
-  bool direct_;
-};
-
-// The inputs under the windows of outputs [o0, o1) of an axis, clipped to the input.
-inline Span inputs_touched(const Axis& a, int64_t o0, int64_t o1) {
-  int64_t from = a.size, to = 0;
-  if (a.regular()) {
-    from = max(0, min(a.size, a.origin + o0 * a.stride));
-    to = max(from, min(a.size, a.origin + (o1 - 1) * a.stride + (a.kernel - 1) * a.step + 1));
-  } else if (o0 < o1) {
-    from = a.starts[o0];
-    to = a.starts[o1 - 1] + a.counts[o1 - 1];
-  }
-  return {min(from, to), to};
-}
-
-// The maximum number of inputs under a tile of `tile` outputs.
-inline int64_t max_inputs(const Axis& a, int64_t tile) {
-  if (!a.regular()) return a.size;
-  return max(1, min(a.size, (tile - 1) * a.stride + (a.kernel - 1) * a.step + 1));
-}
-
-// Whether results are stored without conversion or reordering.
-template <class V> bool writes_directly(const Problem& p, const Row& y) {
-  return !reordered(p) && stored_as<V>(p.y_type) && y.is_contiguous(sizeof(V));
-}
 
 inline void set_tiles(Problem& p, int64_t bytes_per_output, int64_t extent) {
   p.tile = max(1, min(extent, max(ceil_div(min_tile, p.channels), tile_bytes / max(1, bytes_per_output))));
@@ -416,7 +245,7 @@ private:
     if (!fold_down(walk, rows, in, at, width, nan_sum)) return nullptr;
     if constexpr (indexed) shared_offset_ = rows.count() == 1 ? row_.offset + at : nullptr;
     if constexpr (speculates)
-      if (any(nan_sum != nan_sum)) {
+      if (contains_nan(nan_sum)) {
         may_have_nan_ = true;
         rows.reset();
         if (!fold_down(walk, rows, in, at, width, nan_sum)) return nullptr;
@@ -448,7 +277,7 @@ private:
       }
       if constexpr (speculates)
         if (!may_have_nan_) {
-          fold_speculatively(values, n_rows, to, width, reads_past_end, r >= group, nan_sum);
+          fold_speculatively<R>(values, n_rows, to, width, reads_past_end, r >= group, nan_sum);
           n_rows = 0;
           continue;
         }
@@ -456,42 +285,6 @@ private:
       n_rows = 0;
     }
     return true;
-  }
-
-  // `nan_sum` adds every element of the rows, but none that vectors read past their ends.
-  static void fold_speculatively(const V* const* rows, int n, V* to, int64_t width, bool reads_past_end,
-                                 bool go_on, Vec<V, N>& nan_sum) {
-    const V *a = rows[0], *b = rows[n > 1], *c = rows[n > 2 ? 2 : 0], *d = rows[n > 3 ? 3 : 0];
-    Vec<V, N> sum = nan_sum;
-    const auto fold_vectors = [&](auto count) {
-      const V* const from[] = {a, b, c, d};
-      const auto vector = [&](int64_t j, auto inside) __attribute__((always_inline)) {
-        Vec<V, N> best = read<V, N>(a + j), elements = best;
-        for (int k = 1; k < count; ++k) {
-          const Vec<V, N> v = read<V, N>(from[k] + j);
-          elements += v;  // a shorter chain: `sum` waits for one addition per group
-          best = merged<R, false>(v, best);
-        }
-        sum += inside(elements);
-        write(to + j, go_on ? merged<R, false>(best, read<V, N>(to + j)) : best);
-      };
-      int64_t j = 0;
-      for (; j + N <= width; j += N) vector(j, [](Vec<V, N> v) { return v; });
-      if (reads_past_end && j < width) {
-        const auto inside_mask = lane_mask<V, N>(width - j);
-        return vector(j, [inside_mask](Vec<V, N> v) { return inside_mask ? v : Vec<V, N>{}; });
-      }
-      for (; j < width; ++j)
-        for (int k = 0; k < count; ++k) {
-          sum[0] += from[k][j];
-          to[j] = k || go_on ? R::merge(from[k][j], to[j]) : from[k][j];
-        }
-    };
-    if (n == 1) fold_vectors(std::integral_constant<int, 1>{});
-    if (n == 2) fold_vectors(std::integral_constant<int, 2>{});
-    if (n == 3) fold_vectors(std::integral_constant<int, 3>{});
-    if (n == 4) fold_vectors(std::integral_constant<int, 4>{});
-    nan_sum = sum;
   }
 
   // Pads the folded row with the initial value where windows reach past the input.

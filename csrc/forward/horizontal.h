@@ -11,7 +11,7 @@
 // The order of additions therefore depends on the number of taps alone.
 #pragma once
 
-#include "reducers.h"
+#include "forward/speculation.h"
 
 namespace ndpool {
 namespace {
@@ -19,36 +19,6 @@ namespace {
 constexpr int64_t long_sum = 32;    // taps from which on sums are interleaved
 constexpr int interleaved = 16;     // partial sums
 constexpr int64_t sum_block = 512;  // taps of a block
-
-// Merges two vectors. Exact: NaN wins. Speculative (exact = false): assumes that there is no NaN, so one
-// instruction suffices.
-template <class R, bool exact = true, class Vx>
-__attribute__((always_inline)) inline Vx merged(Vx later, Vx best) {
-  if constexpr (!R::is_max) {
-    if constexpr (is_real<typename R::V>) return best + later;
-    using U = Vec<UnsignedLike<typename R::V>, length_of<Vx>>;  // wraps
-    return reinterpret_cast<Vx>(reinterpret_cast<U>(best) + reinterpret_cast<U>(later));
-  } else {
-    const Vx value = R::beats(later, best) ? later : best;
-    if constexpr (exact && is_real<typename R::V>)
-      return later != later ? later : value;
-    else
-      return value;
-  }
-}
-
-// Whether n elements may contain a NaN: their sum then is NaN, as it is for opposite infinities. Reads whole
-// vectors, past the end as well.
-template <class V> bool may_hold_nan(const V* x, int64_t n) {
-  constexpr int N = wide<V>;
-  Vec<V, N> a{}, b{};
-  for (int64_t j = 0; j < n; j += 2 * N) {
-    a += read<V, N>(x + j);
-    if (j + N < n) b += read<V, N>(x + j + N);
-  }
-  a += b;
-  return any(a != a);
-}
 
 // dst[j] = f(j), a vector at a time. The last vector may write past n: scratch rows have room for it.
 template <class V, class F> __attribute__((always_inline)) inline void each_vector(int64_t n, V* dst, F&& f) {
@@ -64,7 +34,7 @@ reduce_everywhere(const typename R::V* x, int64_t n, int64_t kernel, int64_t tap
   using V = typename R::V;
   constexpr int N = wide<V>;
   if constexpr (exact && R::is_max && is_real<V>)
-    if (!may_hold_nan(x, n + (kernel - 1) * tap_stride))
+    if (!may_contain_nan(x, n + (kernel - 1) * tap_stride))
       return reduce_everywhere<R, false>(x, n, kernel, tap_stride, dst);
   if constexpr (R::is_max) {
     int64_t m = 1;

@@ -9,9 +9,9 @@
 // mask of bytes, 7 x 7 takes 2.2 times as long on an image of 1080 x 1920 with 3 channels of bytes.
 #pragma once
 
-#include "forward/general.h"
-#include "forward/pairs.h"
-#include "simd.h"
+#include "forward/stride1.h"
+#include "forward/vertical.h"
+#include "walk.h"
 
 #if defined(__AVX512VL__)  // masked loads and stores are free
 
@@ -71,23 +71,10 @@ template <class R> struct LongMax {
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     LongMax work(p, memory);
-    const int64_t height = band_rows(p), out = work.cols_.out;
-    // Consecutive bands of a plane are computed as one.
-    for (int64_t unit = begin, n; unit < end; unit += n) {
-      const int64_t q = unit / p.tiles, first = unit % p.tiles;
-      n = min(p.tiles - first, end - unit);
-      for (int64_t c = 0; c < out; c += width(p))
-        work.tile({plane_of(p, p.x, q), plane_of(p, p.y, q), first * height,
-                   min(p.axes[0].out, (first + n) * height), c, min(out, c + width(p))});
-    }
+    each_tile(p, begin, end, band_rows(p), width(p), [&](const PlaneTile& t) { work.tile(t); });
   }
 
 private:
-  struct Tile {
-    const char* x;
-    char* y;
-    int64_t o0, o1, c0, c1;
-  };
   struct Line {  // one input row
     const V* x;
     V* slot;          // of the ring, for its windows
@@ -100,8 +87,8 @@ private:
   const int64_t line_length_;
   V *ring_, *prefix_, *identity_, *discarded_, *row_;
   Mask *inside_, last_mask_ = 0;
-  int64_t n_ = 0;       // vectors of a row of results
-  bool exact_ = false;  // after a NaN
+  int64_t n_ = 0;  // vectors of a row of results
+  Speculation speculation_;
   Bits flip_ = 0;
 
   LongMax(const Problem& p, char* memory)
@@ -135,9 +122,7 @@ private:
     if constexpr (!real) {
       return larger(later, best);
     } else {
-      auto better = R::beats(later, best);
-      if constexpr (!speculative) better |= later != later;
-      return better ? later : best;
+      return merged<R, !speculative>(later, best);
     }
   }
 
@@ -209,7 +194,7 @@ private:
     }
   };
 
-  void tile(const Tile& t) {
+  void tile(const PlaneTile& t) {
     const int64_t k = cols_.kernel;
     n_ = ceil_div(t.c1 - t.c0, N);
     last_mask_ = mask(0, t.c1 - t.c0 - (n_ - 1) * N);
@@ -232,13 +217,16 @@ private:
                         : run_speculative<3, true>(t);
       return false;
     };
-    if (!exact_ && !try_speculative()) return;
     if constexpr (real)
-      exact_ = blocks<false>(t, [&](int64_t r0, int64_t r1, auto&& line) { return exact(r0, r1, line); });
+      speculation_.run_large(try_speculative, [&] {
+        return blocks<false>(t, [&](int64_t r0, int64_t r1, auto&& line) { return exact(r0, r1, line); });
+      });
+    else
+      try_speculative();
   }
 
   // Windows of K rows (2 or an odd number), two output rows at a time; true if there was a NaN.
-  template <int K, int S> bool pairs(const Tile& t) const {
+  template <int K, int S> bool pairs(const PlaneTile& t) const {
     constexpr int lag = Chain<S, false>::lag;
     Shift shifts[S];
     set_shifts<S>(shifts);
@@ -295,7 +283,7 @@ private:
       shifts[s] = Shift((s < S - 1 ? shift_of(s) : cols_.kernel - taps(S - 1)) * cols_.step);
   }
 
-  template <int S, bool fixed_shifts> bool run_speculative(const Tile& t) {
+  template <int S, bool fixed_shifts> bool run_speculative(const PlaneTile& t) {
     Shift shifts[S];
     set_shifts<S>(shifts);
     return blocks<true>(t, [&](int64_t r0, int64_t r1, auto&& line) {
@@ -305,7 +293,7 @@ private:
 
   // van Herk: blocks of as many rows as a window has. `rows` computes the rows inside the input. True if there was
   // a NaN.
-  template <bool speculative, class Rows> bool blocks(const Tile& t, Rows&& rows) {
+  template <bool speculative, class Rows> bool blocks(const PlaneTile& t, Rows&& rows) {
     const int64_t k = rows_.kernel, first = t.o0 + rows_.origin, end = t.o1 + rows_.origin + k - 1;
     int64_t lo_before = k, hi_before = 0;  // rows of the block before that are inside
     bool nan = false;

@@ -6,8 +6,8 @@
 // on an image of 719 x 1283 with 4 channels.
 #pragma once
 
-#include "forward/general.h"
-#include "simd.h"
+#include "forward/stride1.h"
+#include "walk.h"
 
 #if defined(__AVX512VL__)  // masked loads and stores are free
 
@@ -65,32 +65,15 @@ struct LongerSums {
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     LongerSums work(p, memory);
-    const int64_t height = band_rows(p), out = work.cols_.out;
-    // Consecutive bands of a plane are computed as one.
-    for (int64_t unit = begin, n; unit < end; unit += n) {
-      const int64_t q = unit / p.tiles, first = unit % p.tiles;
-      n = min(p.tiles - first, end - unit);
-      for (int64_t c = 0; c < out; c += width(p)) {
-        const Tile t{plane_of(p, p.x, q),
-                     plane_of(p, p.y, q),
-                     first * height,
-                     min(p.axes[0].out, (first + n) * height),
-                     c,
-                     min(out, c + width(p))};
-        work.steps_ == 4   ? work.tile<4>(t)
-        : work.steps_ == 3 ? work.tile<3>(t)
-        : work.steps_ == 2 ? work.tile<2>(t)
-                           : work.tile<1>(t);
-      }
-    }
+    each_tile(p, begin, end, band_rows(p), width(p), [&](const PlaneTile& t) {
+      work.steps_ == 4   ? work.tile<4>(t)
+      : work.steps_ == 3 ? work.tile<3>(t)
+      : work.steps_ == 2 ? work.tile<2>(t)
+                         : work.tile<1>(t);
+    });
   }
 
 private:
-  struct Tile {
-    const char* x;
-    char* y;
-    int64_t o0, o1, c0, c1;
-  };
   // From sums of n to sums of 2 n, or 2 n + 1 if `odd`.
   struct Step {
     int64_t n;
@@ -148,7 +131,7 @@ private:
       uniform_divisor_ = col_shares_[0] * (p.divisor ? V(1) : V(rows_.uncropped));
   }
 
-  template <int L> void tile(const Tile& t) {
+  template <int L> void tile(const PlaneTile& t) {
     const int64_t n = ceil_div(t.c1 - t.c0, N), length = n + ceil_div((cols_.kernel - 1) * cols_.step, N);
     for (int64_t j = 0; j < length; ++j) {
       const int64_t from = t.c0 + cols_.origin + j * N;
@@ -178,7 +161,7 @@ private:
 
   // Adds rows i and i + 1 to the sums of the rows above: the two vertical sums that end with these rows.
   template <int L>
-  void down(const Tile& t, int64_t i, int64_t first, int64_t end, int64_t length, int64_t pair) {
+  void down(const PlaneTile& t, int64_t i, int64_t first, int64_t end, int64_t length, int64_t pair) {
     const V* x[4];
     for (int h = 0; h < 4; ++h) {
       const int64_t r = i - 2 + h;
@@ -251,8 +234,8 @@ private:
   };
 
   // Sums along `pairs` consecutive pairs of rows; the first is output row o.
-  template <int L> __attribute__((noinline)) void across(const Tile& t, int64_t o, int64_t pairs, int64_t n,
-                                                         int64_t length) const {
+  template <int L> __attribute__((noinline)) void across(const PlaneTile& t, int64_t o, int64_t pairs,
+                                                         int64_t n, int64_t length) const {
     const MaskedFloats<N> last(0, t.c1 - t.c0 - (n - 1) * N);
     Vec<std::int32_t, N> shift[L];
     bool odd[L];

@@ -290,19 +290,6 @@ private:
     for (int64_t j = 0; j < n; j += N) check(read<V, N>(to + j));  // a NaN past the row only costs time
   }
 
-  template <bool speculative> static Vn merge(Vn later, Vn best) {
-    if constexpr (!R::is_max) return best + later;
-    auto better = R::beats(later, best);
-    if constexpr (!speculative && can_be_nan) better |= later != later;
-    return better ? later : best;
-  }
-  template <bool speculative> static void merge(Vn later, Cn later_offset, Vn& best, Cn& offset) {
-    auto better = R::beats(later, best);
-    if constexpr (!speculative && can_be_nan) better |= later != later;
-    best = better ? later : best;
-    offset = better ? later_offset : offset;
-  }
-
   // Max along the rows: each step joins up to four windows of m taps; the last one may overlap.
   template <bool speculative> void max_across(const Tile& t, int64_t at, int64_t n) {
     const int64_t unit = cut_.cols.step * t.channels, kernel = cut_.cols.kernel;
@@ -335,10 +322,10 @@ private:
       for (int k = 0; k < parts; ++k) {
         const Vn later = read<V, N>(x + j + taps[k] * unit);
         if constexpr (indexed)
-          merge<speculative>(later, read<C, N>(offsets + j + taps[k] * unit) + C(taps[k]) * col_unit_, best,
-                             offset);
+          merge_with_offset<R, !speculative>(
+              later, read<C, N>(offsets + j + taps[k] * unit) + C(taps[k]) * col_unit_, best, offset);
         else
-          best = merge<speculative>(later, best);
+          best = merged<R, !speculative>(later, best);
       }
       write(x + j, best);
       if constexpr (indexed) write(offsets + j, offset);
@@ -482,11 +469,12 @@ private:
       Vn best = read<V, N>(from);
       if constexpr (indexed) {
         offset = Cn{} + shift;
-        merge<speculative>(read<V, N>(from + unit), Cn{} + (shift + col_unit_), best, offset);
-        merge<speculative>(read<V, N>(from + 2 * unit), Cn{} + (shift + 2 * col_unit_), best, offset);
+        merge_with_offset<R, !speculative>(read<V, N>(from + unit), Cn{} + (shift + col_unit_), best, offset);
+        merge_with_offset<R, !speculative>(read<V, N>(from + 2 * unit), Cn{} + (shift + 2 * col_unit_), best,
+                                           offset);
       } else {
-        best = merge<speculative>(read<V, N>(from + unit), best);
-        best = merge<speculative>(read<V, N>(from + 2 * unit), best);
+        best = merged<R, !speculative>(read<V, N>(from + unit), best);
+        best = merged<R, !speculative>(read<V, N>(from + 2 * unit), best);
       }
       return best;
     };
@@ -502,13 +490,13 @@ private:
         Vn best = above[w];
         if constexpr (indexed) {
           Cn at = above_offset[w];
-          merge<speculative>(middle[w], middle_offset[w], best, at);
-          merge<speculative>(below, offset, best, at);
+          merge_with_offset<R, !speculative>(middle[w], middle_offset[w], best, at);
+          merge_with_offset<R, !speculative>(below, offset, best, at);
           write(y_offsets + w * N, at);
           above_offset[w] = middle_offset[w] - row_unit_;
           middle_offset[w] = offset - row_unit_;
         } else {
-          best = merge<speculative>(below, merge<speculative>(middle[w], best));
+          best = merged<R, !speculative>(below, merged<R, !speculative>(middle[w], best));
         }
         write(y + w * N, best);
         above[w] = middle[w];
@@ -534,9 +522,9 @@ private:
     };
     const auto merge_later = [&](Vn later, Cn later_offset, Vn& value, Cn& c) __attribute__((always_inline)) {
       if constexpr (indexed)
-        merge<speculative>(later, later_offset, value, c);
+        merge_with_offset<R, !speculative>(later, later_offset, value, c);
       else
-        value = merge<speculative>(later, value);
+        value = merged<R, !speculative>(later, value);
     };
     if (kernel <= 3) {
       for (int64_t r = 0; r < rows; ++r)
@@ -719,19 +707,14 @@ private:
       for (int64_t l = (c - t.c0) * t.channels; l < (c - t.c0 + 1) * t.channels; ++l)
         if (values[l] == R::init()) offsets[l] = C(lead) * row_unit_ + C(inner) * col_unit_;
     }
-    if (p_.extra == Extra::offset8) {
-      each<std::uint8_t>(to, [offsets](std::uint8_t& e, int64_t j) { e = std::uint8_t(offsets[j]); });
-    } else if (p_.extra == Extra::offset32) {
-      each<std::int32_t>(to, [offsets](std::int32_t& e, int64_t j) { e = std::int32_t(offsets[j]); });
-    } else {
-      const int64_t first = (cut_.rows.origin + o) * cut_.cols.size + cut_.cols.origin + t.c0;
-      if (t.channels == 1)
-        each<int64_t>(to, [=](int64_t& e, int64_t j) { e = first + j + int64_t(offsets[j]); });
-      else
-        each<int64_t>(to, [=, channels = t.channels](int64_t& e, int64_t j) {
-          e = first + j / channels + int64_t(offsets[j]);
-        });
-    }
+    const int64_t first = (cut_.rows.origin + o) * cut_.cols.size + cut_.cols.origin + t.c0;
+    if (t.channels == 1)
+      ndpool::store_offsets(p_.extra, to, offsets,
+                            [=](int64_t j) { return first + j + int64_t(offsets[j]); });
+    else
+      ndpool::store_offsets(p_.extra, to, offsets, [=, channels = t.channels](int64_t j) {
+        return first + j / channels + int64_t(offsets[j]);
+      });
   }
 };
 

@@ -21,7 +21,6 @@ template <class R, bool indexed> class SmallPlanes {
   using DirectEngine = DirectRows<R, V, indexed>;
   // Planes that go to the direct engine when one has a NaN or an ambiguous offset, before this path is tried
   // again.
-  static constexpr int64_t exact_planes = 16;
 
 public:
   static constexpr const char* engine = "small_planes";
@@ -79,7 +78,7 @@ private:
       // The tail that a whole vector writes past its row must belong to later rows of the same worker.
       const bool whole_vectors = contiguous_ && (end - 1 - q) * rows_.out * cols_.out >= N;
       if (whole_vectors ? plane<K, W, true>(q) : plane<K, W, false>(q)) continue;
-      const int64_t to = min(end, q + exact_planes);
+      const int64_t to = min(end, q + Speculation::exact_pieces);
       DirectEngine::run(p_, q * p_.rows, to * p_.rows, memory_);
       q = to - 1;
     }
@@ -174,25 +173,16 @@ private:
         store_offsets<whole_vectors>(best.offset, o, i, extra);
       }
     }
-    return !ambiguous && !any(nan_sum != nan_sum);
+    return !ambiguous && !contains_nan(nan_sum);
   }
 
   template <bool whole_vectors> void store_offsets(Cn offset, int64_t o, int64_t i, char* extra) const {
     extra += o * p_.extra_array.pooled[0];
     const int64_t base = i * cols_.size + cols_.origin;
     if (p_.extra == Extra::index64) offset += taps_[0];
-    if (whole_vectors && p_.extra == Extra::offset8) {
-      write(extra, converted<Vec<std::uint8_t, N>>(offset));
-    } else if (whole_vectors) {
-      write(extra, converted<Vec<int64_t, N>>(offset) + base);
-    } else {
-      for (int64_t j = 0; j < cols_.out; ++j) {
-        if (p_.extra == Extra::index64)
-          reinterpret_cast<int64_t*>(extra)[j] = base + offset[j];
-        else
-          reinterpret_cast<std::uint8_t*>(extra)[j] = std::uint8_t(offset[j]);
-      }
-    }
+    if constexpr (whole_vectors) return write_offsets<N>(p_.extra, extra, 0, offset, base);
+    const int64_t item = size_of(p_.extra), first = p_.extra == Extra::index64 ? base : 0;
+    for (int64_t j = 0; j < cols_.out; ++j) write_offset(p_.extra, extra + j * item, first + offset[j]);
   }
 };
 

@@ -7,9 +7,9 @@
 // times as long on 35 x 35 (Inception).
 #pragma once
 
-#include "forward/general.h"
-#include "forward/pairs.h"
-#include "simd.h"
+#include "forward/stride1.h"
+#include "forward/vertical.h"
+#include "walk.h"
 
 #if defined(__AVX512VL__)  // masked loads and stores are free
 
@@ -77,7 +77,7 @@ private:
 
   const Problem& p_;
   const Axis &rows_, &cols_;
-  bool exact_ = false;       // after a NaN
+  Speculation speculation_;
   bool uniform_ = true;      // all windows have the same divisor
   V* col_shares_ = nullptr;  // the columns' factor of the divisors
 
@@ -129,14 +129,15 @@ private:
     if constexpr (!R::is_max) {
       uniform_ ? sums<N, W, true>(b, c) : sums<N, W, false>(b, c);
     } else {
-      if (!exact_ && !maxima<K, N, W, D, true>(b, c)) return;
-      redo_exactly<K, D>(b, c, min(cols_.out, c + N * W));
+      speculation_.run_large([&] { return maxima<K, N, W, D, true>(b, c); },
+                             [&] { return exact_maxima<K, D>(b, c, min(cols_.out, c + N * W)); });
     }
   }
 
-  template <int K, int D> void redo_exactly(const Band& b, int64_t c, int64_t end) {
-    exact_ = false;
-    for (; c < end; c += full_lanes) exact_ |= maxima<K, full_lanes, 1, D, false>(b, c);
+  template <int K, int D> bool exact_maxima(const Band& b, int64_t c, int64_t end) const {
+    bool nan = false;
+    for (; c < end; c += full_lanes) nan |= maxima<K, full_lanes, 1, D, false>(b, c);
+    return nan;
   }
 
   template <class T> static T* advanced(T* p, int64_t bytes) {
@@ -154,12 +155,6 @@ private:
     return MaskedFloats<N>(-(c + cols_.origin), cols_.size - (c + cols_.origin));
   }
 
-  template <bool speculative, class Vn> static Vn merge(Vn later, Vn best) {
-    auto better = R::beats(later, best);
-    if constexpr (!speculative) better |= later != later;
-    return better ? later : best;
-  }
-
   // How many taps one doubling step adds to windows of M taps on the way to K.
   static constexpr int growth(int M, int K) { return M < K - M ? M : K - M; }
 
@@ -167,8 +162,8 @@ private:
   template <int K, int W, int D, bool speculative, int M = 1, class Vn> static void across(Vn* x) {
     if constexpr (M < K) {
       constexpr int more_taps = growth(M, K), by = more_taps * D;
-      for (int w = 0; w < W; ++w) x[w] = merge<speculative>(shifted<by>(x[w], x[w + 1]), x[w]);
-      if constexpr (M + more_taps < K) x[W] = merge<speculative>(shifted<by>(x[W], x[W]), x[W]);
+      for (int w = 0; w < W; ++w) x[w] = merged<R, !speculative>(shifted<by>(x[w], x[w + 1]), x[w]);
+      if constexpr (M + more_taps < K) x[W] = merged<R, !speculative>(shifted<by>(x[W], x[W]), x[W]);
       across<K, W, D, speculative, M + more_taps>(x);
     }
   }
@@ -205,7 +200,7 @@ private:
         for (int w = 0; w < W - 1; ++w) write(to + w * N, v[w]);
         last.write(to + (W - 1) * N, v[W - 1]);
       };
-      windows_in_pairs<K, W, Vn>(rows, merge<speculative, Vn>, next, store);
+      windows_in_pairs<K, W, Vn>(rows, merged<R, !speculative, Vn>, next, store);
     }
     return nan.any();
   }

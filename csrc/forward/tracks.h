@@ -6,9 +6,9 @@
 // as long on 35 x 35 (Inception).
 #pragma once
 
-#include "forward/general.h"
-#include "forward/pairs.h"
-#include "simd.h"
+#include "forward/stride1.h"
+#include "forward/vertical.h"
+#include "walk.h"
 
 namespace ndpool {
 namespace {
@@ -70,7 +70,7 @@ private:
   const Problem& p_;
   const Axis &rows_, &cols_;
   V* lines_;
-  bool exact_ = false;  // after a NaN
+  Speculation speculation_;
 
   Tracks(const Problem& p, char* memory)
       : p_(p), rows_(p.axes[0]), cols_(p.axes[1]), lines_(reinterpret_cast<V*>(memory)) {
@@ -159,14 +159,8 @@ private:
   }
 
   template <int K, int W> void tile(const Band& b, int64_t c0, int64_t c1) {
-    if (!exact_ && !window_maxima<K, W, true>(b, c0, c1)) return;
-    exact_ = window_maxima<K, W, false>(b, c0, c1);
-  }
-
-  template <bool speculative> static Vn merge(Vn later, Vn best) {
-    auto better = R::beats(later, best);
-    if constexpr (!speculative) better |= later != later;
-    return better ? later : best;
+    speculation_.run_large([&] { return window_maxima<K, W, true>(b, c0, c1); },
+                           [&] { return window_maxima<K, W, false>(b, c0, c1); });
   }
 
   // Max pooling of the columns [c0, c1) of a band; true if there was a NaN.
@@ -180,7 +174,7 @@ private:
       const char* x = b.x + i * p_.x.pooled[0] + c * x_step;
       const bool is_inside = within(i, rows_);
       windows_in_pairs<K, W, Vn>(
-          n, merge<speculative>,
+          n, merged<R, !speculative, Vn>,
           [&](Vn* v) __attribute__((always_inline)) {
             if (is_inside && within(c, cols_)) {
               for (int w = 0; w < W; ++w) v[w] = read<V, N>(reinterpret_cast<const V*>(x) + w * N);
@@ -199,7 +193,7 @@ private:
     int64_t i = b.o0 + rows_.origin;
     for (int k = 0; k < K / 2; ++k, i += 2) {
       row(i, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
-        for (int w = 0; w < W; ++w) lines.begin(k, (j * W + w) * N, v[w], merge<speculative>);
+        for (int w = 0; w < W; ++w) lines.begin(k, (j * W + w) * N, v[w], merged<R, !speculative, Vn>);
       });
       row(i + 1, store_odd);
     }
@@ -209,9 +203,9 @@ private:
         V* to = reinterpret_cast<V*>(y + j * y_step);
         for (int w = 0; w < W; ++w) {
           const int64_t at = (j * W + w) * N;
-          const Vn common = lines.shared(at, v[w], merge<speculative>);
+          const Vn common = lines.shared(at, v[w], merged<R, !speculative, Vn>);
           write(shared + at, common);
-          write(to + w * N, merge<speculative>(common, lines.replace(at, v[w])));
+          write(to + w * N, merged<R, !speculative>(common, lines.replace(at, v[w])));
         }
       });
       lines.next();
@@ -219,7 +213,7 @@ private:
       row(i + 1, [&](int64_t j, Vn* v) __attribute__((always_inline)) {
         V* to = reinterpret_cast<V*>(y + p_.y.pooled[0] + j * y_step);
         for (int w = 0; w < W; ++w)
-          write(to + w * N, merge<speculative>(v[w], read<V, N>(shared + (j * W + w) * N)));
+          write(to + w * N, merged<R, !speculative>(v[w], read<V, N>(shared + (j * W + w) * N)));
         store_odd(j, v);
       });
     }

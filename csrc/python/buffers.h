@@ -94,7 +94,8 @@ public:
       nb::object starts, counts;
       std::tie(a.size, a.out, a.kernel, a.stride, a.step, a.origin, a.lo, a.hi, starts, counts, a.uncropped,
                a.cropped) = args;
-      if (a.size < 1 || a.kernel < 1 || a.stride < 1 || a.step < 1 || a.out < 0) fault("bad axis");
+      if (a.size < 1 || a.kernel < 1 || a.stride < 1 || a.step < 1 || a.out < 0 || !in_range(a))
+        fault("bad axis");
       if (!starts.is_none()) {
         a.starts = table(starts);
         a.counts = table(counts);

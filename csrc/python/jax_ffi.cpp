@@ -201,6 +201,9 @@ void read_call(Work& work, Words words) {
   p.op = Op(words.within(0, int(Op::lp)));
   if (work.backward && p.op == Op::lp) refuse("the gradient of a norm needs more arrays");
   p.extra = Extra(words.within(0, int(Extra::index64)));
+  const bool has_offsets = p.op == Op::max || p.op == Op::min;
+  if (p.extra != Extra::none ? !has_offsets : has_offsets && work.backward)
+    refuse("the operation and its offsets do not agree");
   p.x_type = Dtype(words.within(0, int(Dtype::f64)));
   p.y_type = Dtype(words.within(0, int(Dtype::f64)));
   p.divide = words.within(0, 1);
@@ -221,6 +224,7 @@ void read_call(Work& work, Words words) {
     axis.hi = words.next();
     axis.uncropped = words.within(1, INT64_MAX);
     axis.cropped = words.within(0, INT64_MAX);
+    if (!in_range(axis)) refuse("an axis is too large");
     read_tables(axis, words, words.next());
     if (__builtin_mul_overflow(taps, axis.kernel, &taps)) taps = INT64_MAX;
   }

@@ -193,6 +193,7 @@ bool backward(const Plan& plan, int op, nb::handle grad, int type, const std::ve
               nb::handle grad_input, nb::handle offsets, int offset_kind, nb::handle outputs, bool divide,
               int64_t divisor, double norm, nb::handle inputs) {
   const Extra kind = Extra(offset_kind);
+  if (kind == Extra::index64) fault("a gradient needs offsets, not indices");
   const Buffer gb(grad, Dtype(type), false), ib(grad_input, Dtype(type), true);
   std::optional<Buffer> other, powers;
   if (kind != Extra::none) {
