@@ -666,6 +666,35 @@ def test_few_kernels_for_all_sizes(name, args, last):
 
 
 @pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["sum", "rows", "part"])
+@pytest.mark.parametrize(
+    ("name", "sizes", "args"),
+    [
+        ("avg_pool1d", (40,), (9, 1, 4, False, False)),
+        ("avg_pool2d", (9, 11), (3, 1, 1, False, False)),
+        ("avg_pool3d", (5, 6, 7), (3, 1, 1, False, False)),
+    ],
+)
+def test_gradients_with_gaps_of_averages_with_several_divisors(name, sizes, args, kind, last):
+    """Expanded gradients, and those of a part of a larger result."""
+    x = torch.randn((2, 3, *sizes), generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
+    if last and len(sizes) > 1:
+        x = x.contiguous(memory_format=torch.channels_last if len(sizes) == 2 else torch.channels_last_3d)
+    ours, theirs = (t.detach().requires_grad_() for t in (x.to(DEVICE), x))
+    got, want = getattr(ndpool, name)(ours, *args), getattr(F, name)(theirs, *args)
+    for y in (got, want):
+        if kind == "sum":
+            y.sum().backward()
+        elif kind == "rows":
+            y.backward(torch.arange(3.0, device=y.device).view(1, 3, *[1] * len(sizes)).expand(y.shape))
+        else:
+            more = torch.ones((2, 4, *y.shape[2:]), device=y.device)
+            joined = torch.cat([y, more], 1)
+            (joined * torch.arange(7.0, device=y.device).view(1, 7, *[1] * len(sizes))).sum().backward()
+    torch.testing.assert_close(ours.grad.cpu(), theirs.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("name", "sizes"), [("max_pool2d", (8, 16)), ("avg_pool3d", (4, 4, 8))])
 def test_gradients_row_by_row(monkeypatch, name, sizes, last):
     """The path of large arrays: every row of windows is a plane, written in memory order."""

@@ -598,6 +598,35 @@ def test_a_long_call_can_be_interrupted(case, threads):
     assert run_python(code, NDPOOL_NUM_THREADS=threads).split() == ["True"] * 4
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_the_exception_of_a_signal_handler_ends_a_prepared_call(threads):
+    """A handler's own exception, too, ends a call of a tensor whose shape was pooled before."""
+    code = """
+import signal, torch, ndpool
+x = torch.rand(60, 60, 60).expand(200, 1, 60, 60, 60)
+
+class Late(TimeoutError):
+    pass
+
+def handler(*_):
+    raise Late
+
+def call():
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
+    try:
+        ndpool.lp_pool3d(x, 3.0, 12, 1)
+    except Late:
+        return "late"
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+signal.signal(signal.SIGVTALRM, handler)
+print(*(call() for _ in range(3)))
+"""
+    assert run_python(code, NDPOOL_NUM_THREADS=threads).split() == ["late"] * 3
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_long_calls_in_pieces_give_the_same_result(threads):
     """Calls from the main thread run in pieces, calls from other threads do not: bitwise identical."""
@@ -797,3 +826,29 @@ torch.set_flush_denormal(True)
 print(all(torch.equal(a, b) for n in (1, 2, 2, 2, 1) for a, b in zip(wanted, results(n))))
 """
     assert run_python(code).split() == ["True"]
+
+
+@pytest.mark.torch
+def test_a_thread_that_flushes_subnormals_beside_a_busy_one():
+    """It finds the workers busy, works by itself, and still gives the same bits."""
+    code = """
+import threading, torch, ndpool
+ndpool.set_num_threads(2)
+large, small = torch.rand(64, 64, 112, 112), torch.rand(64, 64, 64) * 1e-39
+wanted = ndpool.avg_pool2d(small, 2).view(torch.int32)
+started, done, same = threading.Event(), threading.Event(), []
+
+def flushing():
+    torch.set_flush_denormal(True)
+    started.wait()
+    same.extend(torch.equal(ndpool.avg_pool2d(small, 2).view(torch.int32), wanted) for _ in range(300))
+    done.set()
+
+thread = threading.Thread(target=flushing)
+thread.start()
+while not done.is_set():
+    ndpool.max_pool2d(large, 3, 1, 1)
+    started.set()
+print(len(same), all(same))
+"""
+    assert run_python(code).split() == ["300", "True"]

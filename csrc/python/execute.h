@@ -162,6 +162,9 @@ void advise_huge_pages(const Array& array, int64_t bytes) {
 
 constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
 
+// The exception of a signal handler that ended a call.
+struct Interrupted : nb::python_error {};
+
 // A problem that is complete but for its memory.
 struct Work {
   Problem p;
@@ -233,7 +236,7 @@ public:
     }
     if (!watch && cost_.is_short()) {
       Shared shared{this, at, scratch};
-      if (run_on_borrowed(workers_, [](void* shared) { static_cast<Shared*>(shared)->run(); }, &shared))
+      if (run_on_borrowed(p_.threads, [](void* shared) { static_cast<Shared*>(shared)->run(); }, &shared))
         return;
     }
     parallel_for(
@@ -247,7 +250,7 @@ public:
         watch ? &*watch : nullptr);
     if (watch && watch->stopped()) {
       released.reset();
-      throw nb::python_error();
+      throw Interrupted();
     }
   }
 
@@ -260,7 +263,9 @@ private:
 
     void run() const {
       const Subnormals subnormals;
-      const auto [worker, workers] = place_among_borrowed();
+      const auto [worker, team] = place_among_borrowed();
+      const int workers = std::min(team, prepared->workers_);
+      if (worker >= workers) return;
       const Problem p = prepared->with_addresses(at);
       const int64_t begin = p.units * worker / workers, end = p.units * (worker + 1) / workers;
       if (begin < end) prepared->kernel_.run(p, begin, end, scratch + worker * prepared->scratch_);

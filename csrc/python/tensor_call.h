@@ -27,10 +27,13 @@ private:
   nb::object allocate_, arguments_;
 };
 
-// The result of `f`; None if it fails, except for exceptions that end the process, such as KeyboardInterrupt.
+// The result of `f`; None if it fails, except for exceptions that end the process, such as KeyboardInterrupt, and those
+// of signal handlers.
 template <class F> nb::object or_none(F&& f) {
   try {
     return f();
+  } catch (const Interrupted&) {
+    throw;
   } catch (const nb::python_error& error) {
     if (!error.matches(PyExc_Exception)) throw;
   } catch (const std::exception&) {

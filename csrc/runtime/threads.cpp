@@ -388,10 +388,12 @@ void parallel_for(int64_t n, int workers, const std::function<void(int, int64_t,
         the_pool().run(job, workers);
       return;
     }
-  if (n > 0 && watch)
+  if (n > 0 && watch) {
     Job(run, n, 1, watch).work(0);
-  else if (n > 0)
+  } else if (n > 0) {
+    const Subnormals subnormals;
     run(0, 0, n);
+  }
 }
 
 }  // namespace ndpool

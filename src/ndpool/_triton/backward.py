@@ -7,7 +7,6 @@ the PyTorch framework.
 from __future__ import annotations
 
 from functools import lru_cache, reduce
-from itertools import accumulate
 from math import prod
 from operator import mul
 from typing import Any
@@ -36,7 +35,7 @@ from ndpool._triton.launch import (
     unpadded,
     whole_planes,
 )
-from ndpool._triton.memory import Arrays, Layout, channel_vector, layout_of, widest
+from ndpool._triton.memory import Arrays, Layout, channel_vector, dense_strides, layout_of, widest
 from ndpool._triton.planes import kind_of_planes, plane_backward
 from ndpool._triton.regions import region_backward
 from ndpool._triton.scan import scan_backward
@@ -181,25 +180,27 @@ def _over_transposed(
 
 
 @lru_cache(128)
-def _shares(plan: Plan, axes: tuple[int, ...], ndim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The divisors of all windows of a plane."""
-    each = [torch.from_numpy(axis.table()[:, 3]).to(device, dtype) for axis in plan.axes]
-    for a, share in zip(axes, each, strict=True):
-        each[axes.index(a)] = share.view([-1 if k == a else 1 for k in range(ndim)])
-    return reduce(mul, each)
+def _shares(axis: AxisPlan, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What an axis contributes to the divisor of each window."""
+    return torch.from_numpy(axis.table()[:, 3]).to(device, dtype)
 
 
 def _divided_first(plan: Plan, axes: tuple[int, ...], arrays: Arrays) -> Launch | None:
     """Sums of gradients that have a divisor each: they are divided once, not for every input."""
     wide = torch.promote_types(arrays.dtype, torch.float32)
-    run = _over_transposed(plan, axes, arrays._replace(dtype=wide), False, 0, 0)
+    shape, ndim = arrays.out_shape, len(arrays.out_shape)
+    stride = dense_strides(shape, arrays.out_stride)
+    run = _over_transposed(plan, axes, arrays._replace(dtype=wide, out_stride=stride), False, 0, 0)
     if run is None:
         return None
-    shares = _shares(plan, axes, len(arrays.shape), wide, arrays.device)
+    shares = [
+        _shares(axis, wide, arrays.device).view([-1 if k == a else 1 for k in range(ndim)])
+        for a, axis in zip(axes, plan.axes, strict=True)
+    ]
 
     def launch(grad: Tensor, offsets: Tensor, result: Tensor) -> None:
-        quotients = torch.empty_strided(arrays.out_shape, arrays.out_stride, dtype=wide, device=grad.device)
-        run(torch.div(grad, shares, out=quotients), offsets, result)
+        quotients = torch.empty_strided(shape, stride, dtype=wide, device=grad.device)
+        run(torch.div(grad, reduce(mul, shares), out=quotients), offsets, result)
 
     return launch
 
@@ -214,11 +215,7 @@ def _in_two_passes(
     between = list(out_shape)
     between[axes[-1]] = shape[axes[-1]]
     wide = torch.promote_types(arrays.dtype, torch.float32)
-    order = sorted(range(len(shape)), key=lambda a: (stride[a], -a))
-    steps = [0] * len(shape)
-    for a, n in zip(order, [1, *accumulate((between[a] for a in order[:-1]), mul)], strict=True):
-        steps[a] = n
-    middle = (tuple(between), tuple(steps))
+    middle = (tuple(between), dense_strides(between, stride))
     rows = swapped._replace(out_shape=middle[0], out_stride=middle[1], result=wide)
     columns = swapped._replace(shape=middle[0], stride=middle[1], dtype=wide)
     first = forward(along, axes[-1:], rows, SUM, 0, False, 0)

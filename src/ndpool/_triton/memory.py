@@ -6,7 +6,8 @@ Plain integers computed from shapes and strides; launchers cache the results wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
+from itertools import accumulate
+from operator import itemgetter, mul
 from typing import NamedTuple
 
 import torch
@@ -38,6 +39,15 @@ class Layout(NamedTuple):
     output_strides: tuple[int, ...]
     plane_steps: tuple[int, int, int]  # what each leading axis adds to the plane number
     int64: bool  # whether addresses need 64 bits
+
+
+def dense_strides(shape: Sequence[int], like: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, in the order of others, which may be zero or have gaps."""
+    order = sorted(range(len(shape)), key=lambda a: (like[a], -a))
+    strides = [0] * len(shape)
+    for a, stride in zip(order, [1, *accumulate((shape[a] for a in order[:-1]), mul)], strict=True):
+        strides[a] = stride
+    return tuple(strides)
 
 
 def layout_of(
