@@ -6,7 +6,8 @@
 //            another engine); norms (Lp pooling, by means of the engines of sums)
 // Backward:  max_rows (windows of 2 and 3), max_channels_last (small windows, many channels) and scatter (any
 //            window) for max and min; fill (whole planes) and sum_rows (any window) for sums and averages; norms;
-//            side_by_side (sums of short rows)
+//            side_by_side (sums of short rows). `explain` calls them max_backward, max_backward_channels_last,
+//            max_backward_scatter, fill, sum_backward.
 #include "kernels.h"
 
 #include <cmath>
@@ -28,7 +29,7 @@ Kernel forward_along_rows(const Problem& p) {
     return p.y_type == Dtype::f64 ? NDPOOL_NAME(float64_, NDPOOL_ISA)(p)
                                   : NDPOOL_NAME(float32_, NDPOOL_ISA)(p);
   if (p.x_type == Dtype::f64 || p.y_type == Dtype::f64) return NDPOOL_NAME(float64_, NDPOOL_ISA)(p);
-  if (p.x_type >= Dtype::f16) return NDPOOL_NAME(halves_, NDPOOL_ISA)(p);
+  if (!is_integer(p.x_type)) return NDPOOL_NAME(halves_, NDPOOL_ISA)(p);
   if (size_of(p.x_type) == 1) return NDPOOL_NAME(bytes_, NDPOOL_ISA)(p);
   return NDPOOL_NAME(integers_, NDPOOL_ISA)(p);
 }
@@ -43,7 +44,6 @@ double lane_usage(const Problem& p) {
   const int64_t lanes = vector_lanes(p);
   return double(p.planes) / double(ceil_div(p.planes, lanes) * lanes);
 }
-bool is_half_type(Dtype type) { return type == Dtype::f16 || type == Dtype::bf16; }
 int column_of(Dtype type) { return type == Dtype::f64 ? 1 : is_half_type(type) ? 2 : 0; }
 
 // The largest number of inputs per row of outputs for which side_by_side is faster than an engine along the rows,
@@ -70,18 +70,19 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
   return read * used >= 0.85 * (double(plane_elements(p)) + 0.1 * outputs * taps);
 }
 
-// Whether a forward problem is faster side by side than with an engine along the rows. "blocks" has fast paths for
+// Whether a forward problem is faster side by side than with an engine along the rows; engines that are not named here
+// never are slower. SideBySide::supports has the limits of memory and planes. "blocks" has fast paths for
 // single outputs per plane, and for long rows of disjoint windows of 4 and 8.
 bool forward_side_by_side(std::string_view engine, const Problem& p) {
   const Axis& last = p.axes[p.n_axes - 1];
   const bool halves = is_half_type(p.x_type), offsets = p.extra != Extra::none;
-  if (p.x_type < Dtype::f16 && last.size > short_row) return false;
+  if (is_integer(p.x_type) && last.size > short_row) return false;
   const int64_t lanes = vector_lanes(p);
   const double used = lane_usage(p);
   if (engine == "direct") {
-    if (p.n_axes > 2) return p.x_type >= Dtype::f16 && slow_volume(p, used, lanes);
+    if (p.n_axes > 2) return !is_integer(p.x_type) && slow_volume(p, used, lanes);
     const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
-    return p.x_type >= Dtype::f16 && last.size <= short_row && 2 * last.out <= lanes && !tiled &&
+    return !is_integer(p.x_type) && last.size <= short_row && 2 * last.out <= lanes && !tiled &&
            (halves ? 2 : 1) * p.planes >= lanes;
   }
   const bool disjoint =
@@ -128,7 +129,7 @@ bool backward_side_by_side(const Problem& p) {
 
 // Norms of large windows are left to the general engine.
 Kernel forward_norms(const Problem& p) {
-  const bool single = p.x_type >= Dtype::f16 && p.x_type <= Dtype::f32 && p.y_type != Dtype::f64;
+  const bool single = (is_half_type(p.x_type) || p.x_type == Dtype::f32) && p.y_type != Dtype::f64;
   const Kernel kernel = single ? first_supporting<Norms<float, Over::outputs>>(p)
                                : first_supporting<Norms<double, Over::outputs>>(p);
   return kernel.run ? kernel : forward_along_rows(p);

@@ -1,9 +1,10 @@
-// Bounds of memory: how far a vector may read or write past the end of a row. Every engine asks here.
+// Bounds of memory: how far a vector may read or write past the end of a row. Engines say which elements a vector
+// would read; the answer is here. Those for AVX-512 ask only where they do not mask what lies outside a row.
 //   Reading: from the first to the last element of the whole array, if no stride is negative (Readable). Elements
 //   between two rows of a view are read and discarded.
 //   Writing: past the end of a row only if the next element in memory is the next result of the same worker, which
-//   overwrites it later. An engine counts the results that its worker still has to write; `follows` says whether
-//   results are contiguous in the order in which they are written.
+//   overwrites it later. An engine counts the results that its worker still has to write; `is_contiguous` says
+//   whether they lie in memory in the order in which they are written.
 #pragma once
 
 #include "plan.h"

@@ -17,18 +17,22 @@ static constexpr int64_t size_of(Dtype type) {
   constexpr int64_t sizes[] = {1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8};
   return sizes[int(type)];
 }
+static constexpr bool is_integer(Dtype type) { return type < Dtype::f16; }
+static constexpr bool is_half_type(Dtype type) { return type == Dtype::f16 || type == Dtype::bf16; }
 enum class Op : int { max, min, sum, lp };
 // Stored beside the values: nothing, offsets in the window (uint8 or int32), or int64 indices into the plane.
 enum class Extra : int { none, offset8, offset32, index64 };
-static constexpr int64_t size_of(Extra extra) {
-  return extra == Extra::offset8 ? 1 : extra == Extra::offset32 ? 4 : 8;
+static constexpr Dtype type_of(Extra extra) {
+  return extra == Extra::offset8 ? Dtype::u8 : extra == Extra::offset32 ? Dtype::i32 : Dtype::i64;
 }
+static constexpr int64_t size_of(Extra extra) { return size_of(type_of(extra)); }
 
 // The part of a window inside the input: index of the first tap, number of taps, and taps of the window before it.
 struct Window {
   int64_t start, taps, lead;
 };
 
+// `step` is the dilation; `origin` is the index of the first tap of window 0, negative where it lies in the padding.
 struct Axis {
   int64_t size, out, kernel, stride, step, origin;
   int64_t lo, hi;  // taps at indices in [lo, hi) count towards the divisor
@@ -163,7 +167,9 @@ struct Problem {
   int64_t scratch = 0;             // bytes of scratch per worker
   bool (*stops)(void*) = nullptr;  // called with `watch`: whether to abandon a long call
   void* watch = nullptr;
-  Array x, y, extra_array, aux;  // in this order: arrays() points to the first of them
+  // Forward: the input, the results, what `extra` says. Backward: the gradient of the results, that of the input, the
+  // offsets; of norms, extra_array is the input and aux the results. In this order: arrays() points to the first of them.
+  Array x, y, extra_array, aux;
 
   // For engines whose units may take seconds, which call it between the rows of a unit.
   bool stopped() const { return stops && stops(watch); }

@@ -1,5 +1,5 @@
-// The reducers (init, merge) and the fold of whole rows, used by every engine; the final division or root is left
-// to the engines. A later element replaces an earlier one only if it is strictly better or NaN: ties give the
+// The reducers, in two kinds: folds (init, merge), which every engine uses, and those that collect the elements of a
+// window (of), which the general engine runs. The final division or root is left to the engines. A later element replaces an earlier one only if it is strictly better or NaN: ties give the
 // first offset, several NaNs the last.
 #pragma once
 

@@ -156,7 +156,7 @@ template <Over work> struct SideBySide {
   static int64_t lanes_of(const Problem& p) {
     const int64_t compute = max(4, max(size_of(p.x_type), size_of(p.y_type)));
     const bool narrow = p.op != Op::sum && p.extra == Extra::none && size_of(p.x_type) < 4;
-    int64_t lanes = vector_bytes / (narrow ? (p.x_type < Dtype::f16 ? size_of(p.x_type) : 4) : compute);
+    int64_t lanes = vector_bytes / (narrow ? (is_integer(p.x_type) ? size_of(p.x_type) : 4) : compute);
     lanes = max(lanes, 8);
     const int64_t plane = plane_bytes(p);
     const int64_t groups = p.threads > 1 ? 2 * p.threads : 1;

@@ -1,6 +1,6 @@
 // Vectors: names for the vector types of the compiler and for the intrinsics that it does not generate by itself,
-// so that engines have one source for every instruction set. The only file that depends on compiler or instruction
-// set. The vector width follows the flags of compilation; loads and stores take any alignment.
+// so that engines have one source for every instruction set. What differs between compilers is here alone;
+// engines that need the masks of AVX-512 are compiled where __AVX512VL__ says so. The vector width follows the flags of compilation; loads and stores take any alignment.
 #pragma once
 
 #include <utility>

@@ -202,9 +202,15 @@ private:
       if constexpr (indexed) write(numbers, Cn{});
       return;
     }
-    const Vn acc = read<V, N>(to);
-    write(to, merge(v, acc));
-    if constexpr (indexed) write(numbers, R::beats(v, acc) ? Cn{} + C(number) : read<C, N>(numbers));
+    Vn acc = read<V, N>(to);
+    if constexpr (indexed) {
+      Cn from_row = read<C, N>(numbers);
+      merge_with_offset<R, false>(v, Cn{} + C(number), acc, from_row);
+      write(numbers, from_row);
+    } else {
+      acc = merge(v, acc);
+    }
+    write(to, acc);
   }
 
   // Whether the sums of all elements are NaN: they are if an element is. Opposite infinities sum to NaN, too; the
@@ -249,8 +255,10 @@ private:
             if constexpr (prefetches) prefetch(from + prefetch_distance_ + w * L);
             const Vec<V, L> v = read_as<V, L>(from + w * L);
             if constexpr (can_be_nan) nan_sum[w] += v;
-            if constexpr (indexed) from_row[w] = R::beats(v, acc[w]) ? Vec<C, L>{} + number : from_row[w];
-            acc[w] = merge(v, acc[w]);
+            if constexpr (indexed)
+              merge_with_offset<R, false>(v, Vec<C, L>{} + number, acc[w], from_row[w]);
+            else
+              acc[w] = merge(v, acc[w]);
           }
       }
     };

@@ -21,7 +21,6 @@ constexpr int max_rows = 27;  // of one window
 // row it is negative: -n, or -1 for a run-time number.
 constexpr int dilated_rows = -1;
 constexpr int fixed_rows(int rows) { return rows > 0 ? rows : rows < dilated_rows ? -rows : 0; }
-// Rows computed exactly after a NaN, before the speculative path is tried again.
 
 // Output rows whose windows advance by a constant step: the input rows of the first one, and the steps to the
 // next.
@@ -637,7 +636,7 @@ private:
         vectors<N>(context, strip, Range{0, strip.count});
         for (int r = 0; r < strip.n_rows; ++r) strip.rows[r] += x_step;
         strip.y += y_step;
-        strip.extra += y_step * (p.extra == Extra::index64 ? 8 : 1);
+        strip.extra += y_step * (size_of(p.extra));
       }
     return to - from;
   }
@@ -677,7 +676,7 @@ private:
 
   // Whether offsets or indices have the same strides as the values, in elements.
   static bool follows_y(const Problem& p) {
-    const int64_t item = p.extra == Extra::offset8 ? 1 : 8;
+    const int64_t item = size_of(p.extra);
     for (int a = 0; a < p.n_axes; ++a)
       if (p.extra_array.pooled[a] * int64_t(sizeof(S)) != p.y.pooled[a] * item) return false;
     for (int a = 0; a < p.n_lead; ++a)
@@ -720,7 +719,7 @@ private:
     Strip<S> slice = strip;
     for (int r = 0; r < slice.n_rows; ++r) slice.rows[r] += from * slice.step;
     slice.y += from * slice.y_step;
-    slice.extra += from * slice.y_step * (p.extra == Extra::index64 ? 8 : 1);
+    slice.extra += from * slice.y_step * (size_of(p.extra));
     slice.base += from * slice.base_step;
     slice.count = to - from;
     return slice;
@@ -741,7 +740,7 @@ private:
   // is shorter than a vector, writes through a buffer.
   template <int N> static void buffered_row(const Context<N>& context, Strip<S> strip) {
     const Problem& p = context.p;
-    const int64_t out = context.last.out, item = p.extra == Extra::offset8 ? 1 : 8;
+    const int64_t out = context.last.out, item = size_of(p.extra);
     for (int r = 0; r < strip.n_rows; ++r) {
       S* copy = context.buffers.rows + r * context.buffers.pitch + context.buffers.margin;
       const int64_t margin = context.buffers.margin, size = context.last.size;

@@ -342,10 +342,7 @@ private:
         const int64_t from = t * a.step % a.stride * length + t * a.step / a.stride + j;
         const Vec<V, N> later = read<V, N>(everywhere_.value + from);
         if (shared_offset_) {
-          auto take = R::beats(later, best);
-          if constexpr (is_real<V>) take |= later != later;
-          best = take ? later : best;
-          at = take ? Vec<C, N>{} + C(base + C(t)) : at;
+          merge_with_offset<R>(later, Vec<C, N>{} + C(base + C(t)), best, at);
         } else {
           const Vec<C, N> offset = converted<Vec<C, N>>(read<Offset, N>(everywhere_.offset + from)) + C(t);
           merge_vectors_any_order<R>(later, offset, best, at);

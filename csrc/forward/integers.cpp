@@ -18,7 +18,7 @@ double largest_sum(const Problem& p) {
 template <class S> Kernel integer_sum_kernel(const Problem& p) {
   if constexpr (sizeof(S) <= 2)
     if (const Kernel kernel = integer_averages<S>(p); kernel.run) return kernel;
-  if (p.y_type >= Dtype::f16) return NDPOOL_NAME(float64_, NDPOOL_ISA)(p);
+  if (!is_integer(p.y_type)) return NDPOOL_NAME(float64_, NDPOOL_ISA)(p);
   if (p.op == Op::sum) {
     const double largest = largest_sum(p);
     if (largest <= 0x1p23) return NDPOOL_NAME(float32_, NDPOOL_ISA)(p);

@@ -33,8 +33,7 @@ template <class R> struct LongMax {
 
   static bool supports(const Problem& p) {
     if (p.n_axes != 2 || p.extra != Extra::none || !rows_contiguous(p, sizeof(V))) return false;
-    if (real ? p.x_type != Dtype::f32 : p.x_type >= Dtype::f16 || size_of(p.x_type) != sizeof(V))
-      return false;
+    if (real ? p.x_type != Dtype::f32 : !is_integer(p.x_type) || size_of(p.x_type) != sizeof(V)) return false;
     for (int a = 0; a < 2; ++a) {
       const Axis& axis = p.axes[a];
       if (!axis.regular() || axis.stride != 1 || axis.step != 1 || axis.kernel < 2) return false;

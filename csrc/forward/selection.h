@@ -28,7 +28,7 @@ bool overlaps_little(const Problem& p) {
   int64_t visits = 1;
   for (int a = 0; a < p.n_axes; ++a)
     if (p.axes[a].regular()) visits *= ceil_div(p.axes[a].kernel, p.axes[a].stride);
-  const bool converts = p.extra == Extra::none && (p.x_type == Dtype::f16 || p.x_type == Dtype::bf16);
+  const bool converts = p.extra == Extra::none && is_half_type(p.x_type);
   if (converts || (p.x_type == Dtype::f64 && p.extra == Extra::none)) return visits <= 4;
   const bool up_to_9 = p.x_type != Dtype::f32 || p.extra != Extra::none || taps_of(p) <= 9 ||
                        (p.op != Op::sum && p.n_axes > 2 && p.channels >= 64);

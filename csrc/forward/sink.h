@@ -1,5 +1,5 @@
 // The sink of the forward engines: offsets within the window, or indices into the plane, as the array beside the values
-// stores them. No other file stores either.
+// stores them. Engines compute offsets in their own loops; the width and the form in memory are decided here alone.
 #pragma once
 
 #include "walk.h"

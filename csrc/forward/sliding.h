@@ -152,7 +152,7 @@ private:
     row_shares_ = scratch.take<V>(cut_.height);
     is_3x3_ =
         cut_.rows.kernel == 3 && cut_.cols.kernel == 3 && (R::is_max || cut_.cols.step * p.channels == 1);
-    exact_sums_ = p.x_type < Dtype::f16 && p.y_type < Dtype::f16;
+    exact_sums_ = is_integer(p.x_type) && is_integer(p.y_type);
     prefetch_distance_ = p.n_axes < 2 || cut_.tiles == 1 ? prefetch_distance(1, sizeof(V), 2)
                                                          : 2 * p.x.pooled[0] / int64_t(sizeof(V));
     contiguous_ =

@@ -19,8 +19,6 @@ template <class R, bool indexed> class SmallPlanes {
   using Vn = Vec<V, N>;
   using Cn = Vec<std::int32_t, N>;
   using DirectEngine = DirectRows<R, V, indexed>;
-  // Planes that go to the direct engine when one has a NaN or an ambiguous offset, before this path is tried
-  // again.
 
 public:
   static constexpr const char* engine = "small_planes";
@@ -99,7 +97,7 @@ private:
     if constexpr (indexed)
       replace(beats_where(later, best.value), later, Cn{} + offset, best);
     else if constexpr (R::is_max)
-      best.value = R::beats(later, best.value) ? later : best.value;
+      best.value = merged<R, false>(later, best.value);
     else
       best.value += later;
   }

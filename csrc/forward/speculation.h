@@ -1,6 +1,7 @@
-// Speculation: max pooling assumes that there is no NaN, which saves an instruction for every element, and adds up what it
-// reads: a NaN stays in the sum. Here stand the two ways to merge, how a sum is checked, and the one decision to do work
-// again the exact way. Engines say what a piece of work is.
+// Speculation: max pooling assumes that there is no NaN, which saves an instruction per element, and adds up the elements
+// that it reads: a NaN stays in the sum. This file has the two ways to merge (exact and speculative), the check of a sum, and
+// how long work stays exact after a NaN. What is computed again differs: rows and planes (direct, small_planes), windows
+// (blocks, channels_last), tiles (strips, tracks, long_max, sliding), the folded row (general).
 #pragma once
 
 #include "reducers.h"

@@ -11,7 +11,7 @@ Kernel NDPOOL_NAME(stride1_, NDPOOL_ISA)([[maybe_unused]] const Problem& p) {
   if constexpr (specialised) {
     using Best = Max<float>;
 #if defined(__AVX512VL__)
-    if (p.op == Op::max && p.x_type < Dtype::f16)
+    if (p.op == Op::max && is_integer(p.x_type))
       return size_of(p.x_type) == 1 ? first_supporting<LongMax<Max<std::uint8_t>>>(p)
                                     : first_supporting<LongMax<Max<std::uint16_t>>>(p);
     if (p.op == Op::max) return first_supporting<Tracks<Best>, Strips<Best>, LongMax<Best>>(p);

@@ -91,7 +91,7 @@ public:
     if (of_norms_ && kind != Extra::none) fault("a norm has no offsets");
     const Buffer xb(x, dtype, false), yb(y, dtype, true);
     std::optional<Buffer> eb, ib;
-    if (kind != Extra::none) eb.emplace(backward ? x : y, extra_types[extra_kind], true);
+    if (kind != Extra::none) eb.emplace(backward ? x : y, type_of(Extra(extra_kind)), true);
     if (of_norms_) {
       eb.emplace(x, dtype, false);
       ib.emplace(inputs, dtype, false);

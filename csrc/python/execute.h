@@ -160,8 +160,6 @@ void advise_huge_pages(const Array& array, int64_t bytes) {
 #endif
 }
 
-constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
-
 // The exception of a signal handler that ended a call.
 struct Interrupted : nb::python_error {};
 
@@ -209,8 +207,7 @@ public:
     if (cost_.bytes >= gil_bytes) released.emplace();
     Problem p = with_addresses(at);
     advise_huge_pages(p.y, results_ * size_of(p.y_type));
-    if (forward_ && p.extra != Extra::none)
-      advise_huge_pages(p.extra_array, results_ * size_of(extra_types[int(p.extra)]));
+    if (forward_ && p.extra != Extra::none) advise_huge_pages(p.extra_array, results_ * size_of(p.extra));
     if (recording)
       steps.push_back({forward_ ? "forward" : "backward", kernel_.engine, kernel_.isa, workers_});
     std::optional<Watch> watch;

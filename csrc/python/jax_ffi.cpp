@@ -329,8 +329,6 @@ void run(Work& work) {
   });
 }
 
-constexpr Dtype extra_types[] = {Dtype::u8, Dtype::u8, Dtype::i32, Dtype::i64};
-
 Words find_call(const xla::Attributes& attributes) {
   for (int64_t i = 0; i < attributes.size; ++i) {
     const xla::Span& name = *attributes.names[i];
@@ -351,8 +349,7 @@ void pool(const xla::Frame& frame) {
   std::vector<Member> members{{&p.x, &x, work.backward}, {&p.y, &y, !work.backward}};
   std::unique_ptr<Dense> third;
   if (extra) {
-    third = std::make_unique<Dense>(work.backward ? frame.arguments : frame.results, 1,
-                                    extra_types[int(p.extra)]);
+    third = std::make_unique<Dense>(work.backward ? frame.arguments : frame.results, 1, type_of(p.extra));
     members.push_back({&p.extra_array, third.get(), true});
   }
   lay_out(work, members, members[work.backward ? 1 : 0]);

@@ -150,7 +150,7 @@ bool forward(const Plan& plan, int op, nb::handle x, int x_type, const std::vect
              int y_type, nb::handle extra, int extra_kind, bool divide, int64_t divisor, double norm) {
   const Buffer xb(x, Dtype(x_type), false), yb(y, Dtype(y_type), true);
   std::optional<Buffer> eb;
-  if (Extra(extra_kind) != Extra::none) eb.emplace(extra, extra_types[extra_kind], true);
+  if (Extra(extra_kind) != Extra::none) eb.emplace(extra, type_of(Extra(extra_kind)), true);
   if (!xb.aligned() || !yb.aligned() || (eb && !eb->aligned())) return false;
   run(forward_work(plan, op, xb, Dtype(x_type), axes, yb, Dtype(y_type), eb ? &*eb : nullptr,
                    Extra(extra_kind), divide, divisor, norm));
