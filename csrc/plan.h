@@ -49,13 +49,17 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1
 static constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Whether the indices of an axis are so small that sums of two of them do not overflow.
+// Whether all indices of an axis, inside and outside the input, are so small that no product of one with the size of an
+// element or the length of another axis overflows before memory runs out.
 static inline bool in_range(const Axis& a) {
-  constexpr int64_t limit = int64_t(1) << 62;
-  int64_t reach, span;
-  return !__builtin_mul_overflow(max(0, a.out - 1), a.stride, &reach) && reach <= limit &&
-         !__builtin_mul_overflow(a.kernel - 1, a.step, &span) && span <= limit && a.origin <= limit &&
-         a.origin >= -limit && a.size <= limit;
+  constexpr int64_t limit = int64_t(1) << 44;
+  const auto fits = [](int64_t n, int64_t times) {
+    int64_t product;
+    return !__builtin_mul_overflow(n, times, &product) && product <= limit;
+  };
+  const auto near = [](int64_t i) { return i >= -limit && i <= limit; };
+  return fits(max(0, a.out - 1), a.stride) && fits(a.kernel, a.step) && fits(a.uncropped, a.step) &&
+         fits(a.cropped, a.step) && near(a.size) && near(a.origin) && near(a.lo) && near(a.hi);
 }
 
 // Stand-in for a missing axis: `size` windows of one tap each.

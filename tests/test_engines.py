@@ -584,3 +584,18 @@ def test_sparse_gradients_of_halves_are_rounded_once(dtype):
     assert torch.equal(x.grad, wanted.to(dtype))
     assert not torch.signbit(x.grad).any()
     assert ndpool.explain(ndpool.max_pool1d, x, 60, 20).backward.engine == "max_backward_scatter"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(0, 2**50), (2, 2**50), (4, 2**62), (5, 2**62), (5, -(2**62)), (6, -(2**50)), (10, 2**60)],
+)
+def test_the_core_refuses_plans_whose_indices_could_overflow(place, value):
+    """No array is so large; sizes of scratch memory computed from such plans would wrap."""
+    from ndpool._native import core
+
+    axis = [10, 1, 2, 2, 1, 0, 0, 10, None, None, 2, 0]
+    core.Plan([tuple(axis)])
+    axis[place] = value
+    with pytest.raises(RuntimeError, match="bad axis"):
+        core.Plan([tuple(axis)])

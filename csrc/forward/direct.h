@@ -6,8 +6,8 @@
 // Work is divided into strips: output rows whose windows advance through memory by a constant step, so that the
 // overhead per row is small. Short rows are written as whole vectors; the next row overwrites the tail. Windows
 // cropped at an end of the row are computed by the row's first and last vector, with masks.
-// Without this engine max pooling 3 x 3 with stride 2 takes 8.0 times as long on 55 x 55 (AlexNet), 2 x 2 with
-// offsets 10.5 times on 56 x 56 (VGG).
+// Without this engine max pooling 3 x 3 with stride 2 takes 2.8 times as long on 112 x 112 (ResNet), 2 x 2 with indices 7.8
+// times on 224 x 224 (SegNet).
 #pragma once
 
 #include "forward/general.h"
@@ -636,7 +636,7 @@ private:
         vectors<N>(context, strip, Range{0, strip.count});
         for (int r = 0; r < strip.n_rows; ++r) strip.rows[r] += x_step;
         strip.y += y_step;
-        strip.extra += y_step * (size_of(p.extra));
+        if constexpr (indexed) strip.extra += y_step * size_of(p.extra);
       }
     return to - from;
   }
@@ -719,7 +719,7 @@ private:
     Strip<S> slice = strip;
     for (int r = 0; r < slice.n_rows; ++r) slice.rows[r] += from * slice.step;
     slice.y += from * slice.y_step;
-    slice.extra += from * slice.y_step * (size_of(p.extra));
+    if constexpr (indexed) slice.extra += from * slice.y_step * size_of(p.extra);
     slice.base += from * slice.base_step;
     slice.count = to - from;
     return slice;

@@ -4,7 +4,7 @@
 // next) and sums use doubling. Each element contributes only to the windows that contain it, so NaN and infinity
 // never leak, and the order of additions depends on the window alone.
 // Called by selection.h. Lp pooling and three pooled axes stay out. Without this engine indices of 13 x 13
-// windows take 9.3 times as long, those of 7 x 7 5.5 times.
+// windows take 5.9 times as long, running averages of a month over a climate cube 4.4 times.
 #pragma once
 
 #include "forward/general.h"
