@@ -9,11 +9,11 @@ template <class S> Kernel direct_halves(const Problem& p) {
   if constexpr (specialised) {
     if (p.op == Op::sum)
       return use_sliding_sums<float, S>(p) || p.x_type != p.y_type ? Kernel{}
-                                                                   : direct_engine<Sum<float>, S, false>(p);
+                                                                   : tap_engine<Sum<float>, S, false>(p);
     if (p.op == Op::max && p.extra == Extra::none)
-      return use_sliding<Max<float>, S, false>(p) ? Kernel{} : direct_engine<Max<float>, S, false>(p);
+      return use_sliding<Max<float>, S, false>(p) ? Kernel{} : tap_engine<Max<float>, S, false>(p);
     if (p.op == Op::max)
-      return use_sliding<Max<float>, S, true>(p) ? Kernel{} : direct_engine<Max<float>, S, true>(p);
+      return use_sliding<Max<float>, S, true>(p) ? Kernel{} : tap_engine<Max<float>, S, true>(p);
   }
   return {};
 }

@@ -5,6 +5,10 @@
 // Engines: strips, tracks, long_max, longer_sums (stride 1: stride1.cpp), sliding (any window of stride 1),
 // small_planes (planes of short rows: float32.cpp), direct (windows of 2 and 3), blocks (disjoint windows),
 // channels_last, integers (averages of 8- and 16-bit integers: integer_averages.h), rows (any window: general.h).
+//
+// A new engine is a file beside this one with `engine`, `supports`, `prepare` and `run`, and one entry where its windows are
+// selected: tap_engine here (taps are read where they lie), stride1.cpp, or float32.cpp. kernels.cpp asks by name whether
+// planes side by side are faster still.
 #pragma once
 
 #include "forward/blocks.h"
@@ -17,9 +21,9 @@ namespace ndpool {
 namespace {
 
 // Whether the direct engines, for the common windows of networks and images, are compiled for this type.
-template <class S> constexpr bool has_direct_engines =
+template <class S> constexpr bool has_tap_engines =
     specialised && (is_half<S> || is_real<S> || sizeof(S) == 1);
-template <> inline constexpr bool has_direct_engines<void> = false;
+template <> inline constexpr bool has_tap_engines<void> = false;
 
 // Whether windows overlap so little that reading every tap of every window is faster than folding first the
 // rows, then the columns. The limit on visits per element is lower for types that are wide or converted at each
@@ -36,7 +40,7 @@ bool overlaps_little(const Problem& p) {
 }
 
 // Engines that read the taps of small or disjoint windows directly from values stored as S.
-template <class R, class S, bool indexed> Kernel direct_engine(const Problem& p) {
+template <class R, class S, bool indexed> Kernel tap_engine(const Problem& p) {
   if (!stored_as<S>(p.x_type)) return {};
   if (p.channels > 1) {
     if (!indexed && !overlaps_little(p)) return {};
@@ -65,7 +69,7 @@ template <class V> bool short_integers(const Problem& p) {
 // engine where it supports them: it is twice as fast.
 template <class R, class S, bool indexed> bool use_sliding(const Problem& p) {
   if (!Sliding<R, indexed>::supports(p) || taps_of(p) < 2 || (!indexed && long_signal<R>(p))) return false;
-  if constexpr (has_direct_engines<S>)
+  if constexpr (has_tap_engines<S>)
     if (stored_as<S>(p.x_type) && p.n_axes == 1 && p.channels == 1 && DirectRows<R, S, indexed>::supports(p))
       return false;
   return !(p.channels > 1 && overlaps_little(p));
@@ -75,7 +79,7 @@ template <class R, class S, bool indexed> bool use_sliding(const Problem& p) {
 // element into scratch.
 template <class V> Kernel max_kernel(const Problem& p) {
   using R = Max<V>;
-  constexpr bool has_direct = has_direct_engines<V>;
+  constexpr bool has_direct = has_tap_engines<V>;
   const bool plain = !reordered(p);
   if constexpr (specialised && sizeof(V) <= 4)
     if (plain)
@@ -86,7 +90,7 @@ template <class V> Kernel max_kernel(const Problem& p) {
       return kernel_of<Sliding<R, false>>();
     if constexpr (has_direct) {
       if (plain)
-        if (const Kernel kernel = direct_engine<R, V, false>(p); kernel.run) return kernel;
+        if (const Kernel kernel = tap_engine<R, V, false>(p); kernel.run) return kernel;
     } else if constexpr (specialised) {
       if (plain && p.channels > 1 && overlaps_little(p) && ChannelsLast<R, V, false>::supports(p))
         return kernel_of<ChannelsLast<R, V, false>>();
@@ -102,7 +106,7 @@ template <class V> Kernel max_kernel(const Problem& p) {
       return kernel_of<Sliding<R, true>>();
     }
     if (plain)
-      if (const Kernel kernel = direct_engine<R, V, true>(p); kernel.run) return kernel;
+      if (const Kernel kernel = tap_engine<R, V, true>(p); kernel.run) return kernel;
   }
   if constexpr (is_real<V>)
     return kernel_of<Rows<R, true>>();
@@ -123,9 +127,9 @@ template <class V> Kernel sum_kernel(const Problem& p) {
     if constexpr (specialised)
       if (const Kernel kernel = NDPOOL_NAME(stride1_, NDPOOL_ISA)(p); kernel.run) return kernel;
     if (use_sliding_sums<V, V>(p)) return kernel_of<Sliding<Sum<V>, false>>();
-    if constexpr (has_direct_engines<V>)
+    if constexpr (has_tap_engines<V>)
       if (p.x_type == p.y_type)
-        if (const Kernel kernel = direct_engine<Sum<V>, V, false>(p); kernel.run) return kernel;
+        if (const Kernel kernel = tap_engine<Sum<V>, V, false>(p); kernel.run) return kernel;
   }
   return kernel_of<Rows<Sum<V>, false>>();
 }
