@@ -28,7 +28,7 @@ template <> inline constexpr bool has_tap_engines<void> = false;
 // Whether windows overlap so little that reading every tap of every window is faster than folding first the
 // rows, then the columns. The limit on visits per element is lower for types that are wide or converted at each
 // read.
-bool overlaps_little(const Problem& p) {
+inline bool overlaps_little(const Problem& p) {
   int64_t visits = 1;
   for (int a = 0; a < p.n_axes; ++a)
     if (p.axes[a].regular()) visits *= ceil_div(p.axes[a].kernel, p.axes[a].stride);
