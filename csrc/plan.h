@@ -49,17 +49,19 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1
 static constexpr int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 static constexpr int64_t max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Whether all indices of an axis, inside and outside the input, are so small that no product of one with the size of an
-// element or the length of another axis overflows before memory runs out.
+// Whether the indices of an axis are so small that no product of one with the size of an element or the length of another
+// axis overflows before memory runs out. What only counts for divisors may be larger: windows of 2**31 taps that are 2**31
+// elements apart are legal, if only few taps meet the input.
 static inline bool in_range(const Axis& a) {
-  constexpr int64_t limit = int64_t(1) << 44;
-  const auto fits = [](int64_t n, int64_t times) {
+  constexpr int64_t limit = int64_t(1) << 44, padded = (int64_t(1) << 61) + limit;
+  const auto fits = [](int64_t n, int64_t times, int64_t most) {
     int64_t product;
-    return !__builtin_mul_overflow(n, times, &product) && product <= limit;
+    return !__builtin_mul_overflow(n, times, &product) && product <= most;
   };
-  const auto near = [](int64_t i) { return i >= -limit && i <= limit; };
-  return fits(max(0, a.out - 1), a.stride) && fits(a.kernel, a.step) && fits(a.uncropped, a.step) &&
-         fits(a.cropped, a.step) && near(a.size) && near(a.origin) && near(a.lo) && near(a.hi);
+  const auto near = [](int64_t i, int64_t most) { return i >= -most && i <= most; };
+  return fits(max(0, a.out - 1), a.stride, limit) && fits(a.kernel, a.step, limit) && near(a.size, limit) &&
+         near(a.origin, limit) && fits(a.uncropped, a.step, 2 * padded) && fits(a.cropped, a.step, padded) &&
+         near(a.lo, padded) && near(a.hi, padded);
 }
 
 // Stand-in for a missing axis: `size` windows of one tap each.

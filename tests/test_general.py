@@ -602,3 +602,15 @@ def test_half_gradients_accumulate_in_float32():
     for dtype in HALVES:
         got = passes.backward("avg", plan, np.ones((1, 64, 64), dtype), (1, 2))
         assert_exact(got, np.full((1, 1, 1), 4096, dtype))
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum"])
+def test_the_largest_windows(reduce):
+    """Window, stride and dilation at their limits: a single tap of the window meets the input."""
+    largest = 2**31 - 1
+    x = np.arange(24.0).reshape(1, 4, 6)
+    y = ndpool.pool(
+        x, (largest, 1), stride=(largest, 1), dilation=(largest, 1), padding="same", reduce=reduce
+    )
+    row = x[:, 2:3]
+    np.testing.assert_allclose(y, row / largest if reduce == "avg" else row, rtol=1e-12)

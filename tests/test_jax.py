@@ -649,7 +649,7 @@ def test_wrong_calls_of_the_handler_are_errors_of_xla():
 
     assert call(words)[0].shape == (1, 2, 2)
     wrong = [words[:-1], np.append(words, 0), words[:0]]
-    far = ((15, 2**63 - 1), (16, -(2**63)), (16, 2**62), (20, 2**50))
+    far = ((15, 2**63 - 1), (16, -(2**63)), (16, 2**62), (20, 2**62))
     for place, value in ((0, 2), (2, 9), (4, 3), (9, 7), (10, -4), (11, 5), (13, 0), (21, 3), *far):
         wrong.append(words.copy())
         wrong[-1][place] = value

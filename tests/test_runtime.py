@@ -839,10 +839,12 @@ wanted = ndpool.avg_pool2d(small, 2).view(torch.int32)
 started, done, same = threading.Event(), threading.Event(), []
 
 def flushing():
-    torch.set_flush_denormal(True)
-    started.wait()
-    same.extend(torch.equal(ndpool.avg_pool2d(small, 2).view(torch.int32), wanted) for _ in range(300))
-    done.set()
+    try:
+        torch.set_flush_denormal(True)
+        started.wait()
+        same.extend(torch.equal(ndpool.avg_pool2d(small, 2).view(torch.int32), wanted) for _ in range(300))
+    finally:
+        done.set()
 
 thread = threading.Thread(target=flushing)
 thread.start()
