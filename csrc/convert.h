@@ -20,23 +20,6 @@ struct Row {
   }
 };
 
-inline double power(double x, double p) {
-  return p == 2 ? x * x : p == 1 ? x : p == 0.5 ? std::sqrt(x) : std::pow(x, p);
-}
-inline float power(float x, float p) {
-  return p == 2 ? x * x : p == 1 ? x : p == 0.5f ? std::sqrt(x) : std::pow(x, p);
-}
-
-// Raises a row to a power. The common exponents have loops that the compiler vectorizes.
-template <class V> void powers(V* x, int64_t n, V p) {
-  if (p == 2)
-    in_vectors(n, [&](int64_t j) { x[j] *= x[j]; });
-  else if (p == V(0.5))
-    in_vectors(n, [&](int64_t j) { x[j] = std::sqrt(x[j]); });
-  else if (p != 1)
-    for (int64_t j = 0; j < n; ++j) x[j] = std::pow(x[j], p);
-}
-
 // Calls f(data, length, first) for each contiguous run of a row: the whole row, or the channels of each column;
 // `first` is the index of the run's first element in the row. Returns false if elements are not contiguous.
 template <class T, class F> inline bool each_run(const Row& row, F&& f) {

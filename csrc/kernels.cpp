@@ -88,6 +88,8 @@ bool forward_side_by_side(std::string_view engine, const Problem& p) {
   const bool disjoint =
       last.regular() && (last.kernel == 4 || last.kernel == 8) && last.stride == last.kernel;
   if (engine == "blocks" && offsets && disjoint && last.size > short_row) return false;
+  // A single row has nothing to fold: each offset would be found window by window.
+  if (engine == "blocks" && offsets && p.n_axes == 1 && last.out > 1 && last.kernel <= 64) return used >= 0.3;
   if (engine == "blocks" && !offsets && plane_elements(p, Over::outputs) == 1) return false;
   const int type = column_of(p.x_type);
   for (const Limits& limit : limits)

@@ -12,6 +12,7 @@
 
 #include "forward/general.h"
 #include "kernels.h"
+#include "powers.h"
 
 namespace ndpool {
 namespace {
@@ -206,7 +207,7 @@ private:
         with_each(row, at, [to = sources_ + at](V x, int64_t j) { to[j] = x * x; });
       else {
         load_(row, sources_ + at);
-        powers(sources_ + at, row.n * row.channels, V(p_.norm));
+        powers(sources_ + at, row.n * row.channels, p_.norm);
       }
     });
     if (!forward) {
@@ -222,7 +223,7 @@ private:
       V* const to = stored_as<V>(p_.y_type) && row.is_contiguous(sizeof(V)) ? reinterpret_cast<V*>(row.data)
                                                                             : results_ + at;
       if (forward)
-        roots(at, row.n * row.channels, to);
+        take_roots(at, row.n * row.channels, to);
       else if (same_strides_)
         multiply({p_.extra_array.data + (row.data - p_.y.data), row.stride, row.channel, row.n, row.channels},
                  at, to);
@@ -324,8 +325,16 @@ private:
     if (p_.norm == 2)
       return with_each(row, at, [=](V y, int64_t j) { grad[j] = y == 0 ? V(0) : grad[j] / y; });
     load_(row, operand_);
-    for (int64_t j = 0; j < row.n * row.channels; ++j)
-      grad[j] = operand_[j] == 0 ? V(0) : grad[j] * power(operand_[j], V(1 - p_.norm));
+    constexpr int64_t piece = 256;
+    V factor[piece];
+    for (int64_t first = 0, n = row.n * row.channels; first < n; first += piece) {
+      const int64_t count = min(piece, n - first);
+      const V* const y = operand_ + first;
+      V* const to = grad + first;
+      std::memcpy(factor, y, size_t(count) * sizeof(V));
+      powers(factor, count, 1 - p_.norm);
+      in_vectors(count, [&](int64_t j) { to[j] = y[j] == 0 ? V(0) : to[j] * factor[j]; });
+    }
   }
 
   // Gradients of the powers to gradients of the inputs: times x^(p - 1).
@@ -333,16 +342,16 @@ private:
     const V* const grad = results_ + at;
     if (p_.norm == 2) return with_each(row, at, [=](V x, int64_t j) { to[j] = grad[j] * x; });
     load_(row, operand_);
-    powers(operand_, row.n * row.channels, V(p_.norm - 1));
+    powers(operand_, row.n * row.channels, p_.norm - 1);
     in_vectors(row.n * row.channels, [&](int64_t j) { to[j] = grad[j] == 0 ? V(0) : grad[j] * operand_[j]; });
   }
 
   // Sums of powers to norms.
-  void roots(int64_t at, int64_t n, V* to) const {
+  void take_roots(int64_t at, int64_t n, V* to) const {
     const V* const sums = results_ + at;
     if (p_.norm == 2) return in_vectors(n, [=](int64_t j) { to[j] = std::sqrt(sums[j]); });
     if (to != sums) std::memcpy(to, sums, size_t(n) * sizeof(V));
-    powers(to, n, V(1 / p_.norm));
+    roots(to, n, p_.norm);
   }
 
   // Scales sums (backward: gradients) of windows that an end of the input clips by the taps of a whole window over

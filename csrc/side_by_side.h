@@ -253,7 +253,7 @@ template <Over work> struct SideBySide {
         if (list[k].read) gather(p, list[k], inner, first, planes);
       kernel.run(inner, 0, inner.units, inner_scratch);
       if (p.stopped()) return;
-      if (inner.op != p.op) roots(inner);
+      if (inner.op != p.op) take_roots(inner);
       for (int k = 0; k < n; ++k)
         if (list[k].written) scatter(p, list[k], inner, first, planes);
     }
@@ -289,12 +289,12 @@ private:
       call(std::uint64_t{});
   }
 
-  static void roots(const Problem& inner) {
+  static void take_roots(const Problem& inner) {
     const int64_t n = plane_elements(inner, Over::outputs) * inner.channels;
     if (inner.y_type == Dtype::f32)
-      powers(reinterpret_cast<float*>(inner.y.data), n, 0.5f);
+      roots(reinterpret_cast<float*>(inner.y.data), n, 2);
     else
-      powers(reinterpret_cast<double*>(inner.y.data), n, 0.5);
+      roots(reinterpret_cast<double*>(inner.y.data), n, 2);
   }
 
   static void gather(const Problem& p, const Transposed& t, const Problem& inner, int64_t first,

@@ -380,11 +380,16 @@ template <int By, class V> inline V shifted(V a, V b) {
 // Broadcasts x. Subtracts zero, because adding it would turn -0 into 0.
 template <class V> inline V broadcast(Element<V> x) { return x - V{}; }
 
+// 0, 1, 2, ... N - 1, as wide as T.
+template <class T, int N> inline Vec<UnsignedLike<T>, N> lane_numbers() {
+  Vec<UnsignedLike<T>, N> lane;
+  for (int j = 0; j < N; ++j) lane[j] = UnsignedLike<T>(j);
+  return lane;
+}
+
 // A mask of the first n elements.
 template <class T, int N> inline auto lane_mask(int64_t n) {
-  Vec<UnsignedLike<T>, N> index;
-  for (int j = 0; j < N; ++j) index[j] = UnsignedLike<T>(j);
-  return index < UnsignedLike<T>(n);
+  return lane_numbers<T, N>() < UnsignedLike<T>(n);
 }
 
 // Whether any bit of the mask is set.

@@ -21,6 +21,7 @@ template <class R, class S, bool indexed> struct Blocks {
   static constexpr int batch = 4;             // planes reduced together
   static constexpr int64_t max_copied = 64;   // rows at the end of the array that are copied
   static constexpr int64_t long_column = 16;  // rows of a plane above which a batch takes turns
+  static constexpr int64_t max_step = 8;      // stride up to which windows are reduced at every element
   static constexpr bool can_be_nan = R::is_max && is_real<V>;
   // Vectors of few lanes are transposed in a few steps.
   static constexpr bool transposes = sizeof(V) >= 4 && !indexed;
@@ -33,7 +34,8 @@ template <class R, class S, bool indexed> struct Blocks {
   static bool supports(const Problem& p) {
     if (p.channels != 1 || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
     const int last = p.n_axes - 1;
-    if (p.x.pooled[last] != sizeof(S) || (p.axes[last].regular() && p.axes[last].step != 1)) return false;
+    if (p.x.pooled[last] != sizeof(S)) return false;
+    if (p.axes[last].regular() && (p.axes[last].step != 1 || p.axes[last].kernel == 1)) return false;
     for (int a = 0; a < p.n_axes; ++a) {
       const Axis& axis = p.axes[a];
       if (axis.regular() ? axis.stride < axis.kernel && axis.out > 1 : axis.table_stride != 0) return false;
@@ -41,12 +43,13 @@ template <class R, class S, bool indexed> struct Blocks {
     return !indexed || !split_faster(p);
   }
 
-  // Offsets of small windows whose width does not divide a vector are found window by window. For a few rows the
-  // general engine is faster: it gathers the elements under each tap into vectors.
+  // Whether the general engine finds the offsets of small windows faster: it gathers the elements under each tap into
+  // vectors. Windows of 4 and 8 without gaps are unzipped here.
   static bool split_faster(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    return p.n_axes < 3 && last.regular() && last.out > 1 && last.stride <= 8 &&
-           (last.kernel & (last.kernel - 1)) && (p.n_axes == 1 || p.axes[0].kernel * last.kernel <= 9);
+    const bool unzips = last.kernel == last.stride && (last.kernel == 4 || last.kernel == 8);
+    return p.n_axes < 3 && last.regular() && last.out > 1 && last.stride <= 8 && !unzips &&
+           (p.n_axes == 1 || p.axes[0].kernel * last.kernel <= 9);
   }
 
   static void prepare(Problem& p) {
@@ -56,7 +59,7 @@ template <class R, class S, bool indexed> struct Blocks {
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
     p.scratch = Scratch::bytes<V>(row_length(p)) + Scratch::bytes<S>(row_length(p)) +
-                (indexed ? Scratch::bytes<C>(row_length(p)) : 0);
+                (indexed ? Scratch::bytes<C>(row_length(p)) : Scratch::bytes<V>(p.tile + N));
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -85,6 +88,7 @@ private:
   V* folded_;
   S* edge_;                   // a copied row at the end of the array
   C* row_numbers_ = nullptr;  // for each element of folded_
+  V* results_ = nullptr;      // of a row, without offsets
   Range interior_;            // outputs whose windows are whole
   const Readable readable_;
   const int64_t prefetch_distance_;  // 0: no prefetch
@@ -103,7 +107,10 @@ private:
     Scratch scratch(memory);
     folded_ = scratch.take<V>(row_length(p));
     edge_ = scratch.take<S>(row_length(p));
-    if constexpr (indexed) row_numbers_ = scratch.take<C>(row_length(p));
+    if constexpr (indexed)
+      row_numbers_ = scratch.take<C>(row_length(p));
+    else
+      results_ = scratch.take<V>(p.tile + N);
     const Axis& last = p.axes[p.n_axes - 1];
     interior_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
     packed_offsets_ = p.extra_array.pooled[p.n_axes - 1] == size_of(p.extra) &&
@@ -300,7 +307,7 @@ private:
       const V* folded = folded_;
       bool nan = false;
       if constexpr (std::is_same_v<S, V>)
-        if (rows.count() == 1 && !tiled && readable_.contains(rows.x, in.to + N)) {
+        if (!indexed && rows.count() == 1 && !tiled && readable_.contains(rows.x, in.to + N)) {
           folded = rows.x + in.from;
           if constexpr (can_be_nan) nan = may_contain_nan(folded, in.to - in.from);
         }
@@ -312,7 +319,7 @@ private:
         const V* from = folded + (w.start - in.from);
         V best = R::init();
         if constexpr (indexed)
-          if (rows.count() && w.taps && !nan && folded == folded_) {
+          if (rows.count() && w.taps && !nan) {
             const C* number = row_numbers_ + (w.start - in.from);
             C row = 0;
             int64_t column = 0;
@@ -329,13 +336,15 @@ private:
       };
       int64_t o = 0;
       for (const int64_t clipped = min(n, interior_.lo - first); o < clipped; ++o) reduce_output(o);
-      if (!nan && rows.count() && tiled && o < interior_.hi - first) {
+      if (!nan && rows.count() && axis.regular() && o < interior_.hi - first) {
         const int64_t count = min(n, interior_.hi - first) - o, skipped = begin_of(axis, first + o) - in.from;
         S* to = reinterpret_cast<S*>(y) + o;
         if constexpr (indexed)
-          o += regular_indexed(rows, first + o, count, skipped, to, extra + o * extra_step);
-        else
-          o += regular(rows, count, folded_ + skipped, to);
+          o += tiled ? regular_indexed(rows, first + o, count, skipped, to, extra + o * extra_step) : 0;
+        else if (const int64_t done = tiled ? regular(rows, count, folded_ + skipped, to) : 0)
+          o += done;
+        else if (axis.stride <= max_step && step == sizeof(S))
+          o += everywhere(rows, count, folded + skipped, to);
       }
       for (; o < n; ++o) reduce_output(o);
     }
@@ -402,6 +411,15 @@ private:
     }
   }
 
+  // Whole windows of any width: reduces the row at every element and keeps one result for each window.
+  int64_t everywhere(const WindowRows& rows, int64_t n, const V* from, S* y) const {
+    const Axis& axis = p_.axes[p_.n_axes - 1];
+    reduce_everywhere<R, false>(from, (n - 1) * axis.stride + 1, axis.kernel, 1, folded_);
+    take_every(folded_, n, axis.stride, 1, results_);
+    store_some(results_, n, divisor(rows, interior_.lo), y);
+    return n;
+  }
+
   // Store a whole vector of outputs, or n of them.
   template <int L> void store(Vec<V, L> best, V by, S* y) const {
     if constexpr (!R::is_max) best = mean(best, by);
@@ -443,7 +461,7 @@ private:
     if (kernel == 8)
       return n > half ? unzip_indexed<8, N>(rows, first, n, from, y, extra)
                       : unzip_indexed<8, half>(rows, first, n, from, y, extra);
-    return kernel <= 16 ? scan_indexed(rows, first, n, from, y, extra) : 0;
+    return 0;
   }
 
   // A folded row and the row number of each of its elements.
@@ -463,27 +481,6 @@ private:
       return {(rows.slab_index * over.size + rows.row_index) * last.size + begin_of(last, first),
               C(over.step * last.size), C(last.kernel)};
     return {(rows.slab_tap * over.kernel + rows.row_tap) * last.kernel, C(last.kernel), 0};
-  }
-
-  int64_t scan_indexed(const WindowRows& rows, int64_t first, int64_t n, Folded x, S* y, char* extra) const {
-    const int64_t kernel = p_.axes[p_.n_axes - 1].kernel;
-    const OffsetSteps steps = offset_steps(rows, first);
-    for (int64_t o = 0; o < n; ++o, x.value += kernel, x.number += kernel) {
-      V best = x.value[0];
-      C row = x.number[0], column = 0;
-      for (int64_t k = 1; k < kernel; ++k) {
-        const V v = x.value[k];
-        const C number = x.number[k];
-        const bool better = R::beats(v, best) | ((v == best) & (number < row));
-        best = better ? v : best;
-        row = better ? number : row;
-        column = better ? C(k) : column;
-      }
-      y[o] = store_as<S>(best);
-      const int64_t offset = steps.from + int64_t(row * steps.per_row + column + C(o) * steps.per_output);
-      write_offset(p_.extra, extra + o * size_of(p_.extra), offset);
-    }
-    return n;
   }
 
   template <int K, int L> int64_t unzip_indexed(const WindowRows& rows, int64_t first, int64_t n,

@@ -534,7 +534,7 @@ private:
       if constexpr (is_real<V>) {
         if (p.op == Op::lp) {
           if (by != taps) in_vectors(n, [&](int64_t j) { from[j] = from[j] / V(by) * V(taps); });
-          return powers(from, n, V(1 / p.norm));
+          return roots(from, n, p.norm);
         }
       }
       const Quotient<V> quotient(by);

@@ -103,8 +103,7 @@ template <class R, bool exact> typename R::V reduce_block(const typename R::V* x
   int64_t at = interleaved;
   for (; at + interleaved <= taps; at += interleaved)
     for (int w = 0; w < W; ++w) parts[w] = merged<R, exact>(read<V, N>(x + at + w * N), parts[w]);
-  Vec<UnsignedLike<V>, N> lane;
-  for (int k = 0; k < N; ++k) lane[k] = UnsignedLike<V>(k);
+  const auto lane = lane_numbers<V, N>();
   for (int w = 0; w < W && at + w * N < taps; ++w) {
     const auto inside = lane < UnsignedLike<V>(min(N, taps - at - w * N));
     parts[w] = merged<R, exact>(inside ? read<V, N>(x + at + w * N) : broadcast<Vn>(R::init()), parts[w]);
@@ -166,11 +165,27 @@ template <class R, bool exact> typename R::V reduce_max(const typename R::V* x, 
   return reduce_vector<R, false>(merged<R, false>(more, two));
 }
 
+// The maximum of fewer elements than a vector has, in vectors of L that read past the end.
+template <class R, bool exact, int L> typename R::V reduce_few(const typename R::V* x, int64_t taps) {
+  using V = typename R::V;
+  const auto lane = lane_numbers<V, L>();
+  Vec<V, L> best = broadcast<Vec<V, L>>(R::init());
+  for (int64_t t = 0; t < taps; t += L) {
+    const auto inside = lane < UnsignedLike<V>(min(L, taps - t));
+    best = merged<R, exact>(inside ? read<V, L>(x + t) : broadcast<Vec<V, L>>(R::init()), best);
+  }
+  return reduce_vector<R, exact>(best);
+}
+
 // Reduces one window of `taps` contiguous elements; vectors may read past its end.
 template <class R, bool exact = true> typename R::V reduce_window(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
-  if constexpr (R::is_max)
+  constexpr int few = min(wide<V>, 16);
+  if constexpr (R::is_max) {
     if (taps >= wide<V>) return reduce_max<R, exact>(x, taps);
+    if (taps > few / 2) return reduce_few<R, exact, few>(x, taps);
+    if (taps > 2) return reduce_few<R, exact, few / 2>(x, taps);
+  }
   constexpr int streams =
       interleaved / wide<V> >= 4 ? 1 : 4;  // with narrow vectors one block fills the registers
   const auto part = [](const V* x, int64_t taps) {

@@ -1,6 +1,7 @@
 // The source of the forward engines: rows of the input in the compute type, and which inputs a tile of outputs needs.
 #pragma once
 
+#include "powers.h"
 #include "walk.h"
 
 namespace ndpool {
@@ -24,7 +25,7 @@ public:
     load_(row, buffer);
     reorder(p_, buffer, row.n * row.channels);
     if constexpr (is_real<V>) {
-      if (p_.op == Op::lp) powers(buffer, row.n * row.channels, V(p_.norm));
+      if (p_.op == Op::lp) powers(buffer, row.n * row.channels, p_.norm);
     }
     return buffer - from * p_.channels;
   }
