@@ -25,6 +25,9 @@ namespace ndpool {
 namespace {
 
 Kernel forward_along_rows(const Problem& p) {
+  // The engines for float32 find the offsets of short integers, too: it holds them exactly.
+  if (p.extra != Extra::none && is_integer(p.x_type) && size_of(p.x_type) <= 2)
+    return NDPOOL_NAME(float32_, NDPOOL_ISA)(p);
   if (p.x_type == Dtype::f32)
     return p.y_type == Dtype::f64 ? NDPOOL_NAME(float64_, NDPOOL_ISA)(p)
                                   : NDPOOL_NAME(float32_, NDPOOL_ISA)(p);
@@ -71,12 +74,12 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
 }
 
 // Whether a forward problem is faster side by side than with an engine along the rows; engines that are not named here
-// never are slower. SideBySide::supports has the limits of memory and planes. "blocks" has fast paths for
-// single outputs per plane, and for long rows of disjoint windows of 4 and 8.
+// never are slower. SideBySide::supports has the limits of memory and planes. "blocks" has a fast path for
+// single outputs per plane.
 bool forward_side_by_side(std::string_view engine, const Problem& p) {
   const Axis& last = p.axes[p.n_axes - 1];
   const bool halves = is_half_type(p.x_type), offsets = p.extra != Extra::none;
-  if (is_integer(p.x_type) && last.size > short_row) return false;
+  if (is_integer(p.x_type) && !offsets && last.size > short_row) return false;
   const int64_t lanes = vector_lanes(p);
   const double used = lane_usage(p);
   if (engine == "direct") {
@@ -85,9 +88,6 @@ bool forward_side_by_side(std::string_view engine, const Problem& p) {
     return !is_integer(p.x_type) && last.size <= short_row && 2 * last.out <= lanes && !tiled &&
            (halves ? 2 : 1) * p.planes >= lanes;
   }
-  const bool disjoint =
-      last.regular() && (last.kernel == 4 || last.kernel == 8) && last.stride == last.kernel;
-  if (engine == "blocks" && offsets && disjoint && last.size > short_row) return false;
   // A single row has nothing to fold: each offset would be found window by window.
   if (engine == "blocks" && offsets && p.n_axes == 1 && last.out > 1 && last.kernel <= 64) return used >= 0.3;
   if (engine == "blocks" && !offsets && plane_elements(p, Over::outputs) == 1) return false;

@@ -37,14 +37,15 @@ inline Doubles exp2_of(Doubles t) {
   shifted -= magic;
   const Doubles r = (t - shifted) * 0x1.62e42fefa39efp-1;  // ln(2)
   Doubles sum = Doubles{} + 1.0 / 3628800;
-  for (const double c : {1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0})
+  for (const double c :
+       {1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24, 1.0 / 6, 0.5, 1.0, 1.0})
     sum = sum * r + c;
   return reinterpret_cast<Doubles>(reinterpret_cast<U>(sum) + exponent);
 }
 
 // x^p as std::pow defines it, for finite p other than 0.
 inline Vec<float, doubles> power_of_floats(Vec<float, doubles> v, double p) {
-  const Doubles x = __builtin_convertvector(v, Doubles), a = x < 0.0 ? -x : x;
+  const Doubles x = converted<Doubles>(v), a = x < 0.0 ? -x : x;
   const Doubles infinity = Doubles{} + HUGE_VAL, zero{};
   Doubles t = log2_of(a) * p;
   t = t > 200.0 ? zero + 200.0 : t;  // infinity as a float
@@ -54,8 +55,8 @@ inline Vec<float, doubles> power_of_floats(Vec<float, doubles> v, double p) {
   y = a == infinity ? (p < 0 ? zero : infinity) : y;
   const bool is_whole = p == std::floor(p), is_odd = is_whole && std::fmod(p, 2.0) != 0;
   if (is_odd) y = x < 0.0 ? -y : y;
-  if (!is_whole) y = x < 0.0 ? zero / zero : y;
-  return __builtin_convertvector(x != x ? x : y, Vec<float, doubles>);
+  if (!is_whole) y = (x < 0.0) & (a != infinity) ? zero / zero : y;
+  return converted<Vec<float, doubles>>(x != x ? x : y);
 }
 
 // The root of x for a whole norm: an estimate by logarithms, and a Newton step.

@@ -34,13 +34,10 @@ template <class T> struct Max {
 };
 
 // Values compared in another order than that of their compute type. Min is max in the reverse order: floats are
-// negated, the bits of integers inverted. Unsigned integers of 32 and 64 bits, and shorter ones with offsets or
-// indices, are compared as signed integers with the highest bit inverted.
+// negated, the bits of integers inverted. Unsigned integers of 32 and 64 bits are compared as signed integers with
+// the highest bit inverted.
 inline bool is_unsigned(const Problem& p) {
-  if (p.op != Op::max && p.op != Op::min) return false;
-  if (p.x_type == Dtype::u32 || p.x_type == Dtype::u64) return true;
-  const bool is_short = p.x_type == Dtype::b8 || p.x_type == Dtype::u8 || p.x_type == Dtype::u16;
-  return is_short && p.extra != Extra::none;
+  return (p.op == Op::max || p.op == Op::min) && (p.x_type == Dtype::u32 || p.x_type == Dtype::u64);
 }
 inline bool reordered(const Problem& p) { return p.op == Op::min || is_unsigned(p); }
 
@@ -48,7 +45,7 @@ inline bool reordered(const Problem& p) { return p.op == Op::min || is_unsigned(
 template <class V> inline void reorder(const Problem& p, V* row, int64_t n) {
   if (!reordered(p)) return;
   if constexpr (is_real<V>) {
-    in_vectors(n, [&](int64_t j) { row[j] = -row[j]; });
+    if (p.op == Op::min) in_vectors(n, [&](int64_t j) { row[j] = -row[j]; });
   } else {
     const V bits =
         V((p.op == Op::min ? V(~V(0)) : V(0)) ^ (is_unsigned(p) ? std::numeric_limits<V>::lowest() : V(0)));

@@ -21,6 +21,7 @@ template <class R, class S, bool indexed> struct Blocks {
   static constexpr int batch = 4;             // planes reduced together
   static constexpr int64_t max_copied = 64;   // rows at the end of the array that are copied
   static constexpr int64_t long_column = 16;  // rows of a plane above which a batch takes turns
+  static constexpr int64_t min_indexed = 12;  // columns of a window with offsets; narrow ones cost more here
   static constexpr int64_t max_step = 8;      // stride up to which windows are reduced at every element
   static constexpr bool can_be_nan = R::is_max && is_real<V>;
   // Vectors of few lanes are transposed in a few steps.
@@ -40,16 +41,7 @@ template <class R, class S, bool indexed> struct Blocks {
       const Axis& axis = p.axes[a];
       if (axis.regular() ? axis.stride < axis.kernel && axis.out > 1 : axis.table_stride != 0) return false;
     }
-    return !indexed || !split_faster(p);
-  }
-
-  // Whether the general engine finds the offsets of small windows faster: it gathers the elements under each tap into
-  // vectors. Windows of 4 and 8 without gaps are unzipped here.
-  static bool split_faster(const Problem& p) {
-    const Axis& last = p.axes[p.n_axes - 1];
-    const bool unzips = last.kernel == last.stride && (last.kernel == 4 || last.kernel == 8);
-    return p.n_axes < 3 && last.regular() && last.out > 1 && last.stride <= 8 && !unzips &&
-           (p.n_axes == 1 || p.axes[0].kernel * last.kernel <= 9);
+    return !indexed || p.axes[last].kernel >= min_indexed;
   }
 
   static void prepare(Problem& p) {
@@ -93,7 +85,6 @@ private:
   const Readable readable_;
   const int64_t prefetch_distance_;  // 0: no prefetch
   bool single_outputs_;              // planes of one output each, contiguous in memory
-  bool packed_offsets_;              // offsets are contiguous, and 32 bits hold every index in a slab
 
   // Elements of a folded row, and what vectors may read past its end.
   static int64_t row_length(const Problem& p) {
@@ -113,8 +104,6 @@ private:
       results_ = scratch.take<V>(p.tile + N);
     const Axis& last = p.axes[p.n_axes - 1];
     interior_ = last.kernel == last.uncropped ? interior(last, 0, last.out) : Range{last.out, last.out};
-    packed_offsets_ = p.extra_array.pooled[p.n_axes - 1] == size_of(p.extra) &&
-                      last.size * (p.n_axes > 1 ? p.axes[p.n_axes - 2].size : 1) < int64_t(UINT32_MAX);
     single_outputs_ = transposes && last.out == 1 && p.rows == 1 && p.n_lead <= 1 && p.y.lead[0] == sizeof(S);
   }
 
@@ -298,7 +287,6 @@ private:
     const int last = p_.n_axes - 1;
     const Axis& axis = p_.axes[last];
     const int64_t step = p_.y.pooled[last], extra_step = p_.extra_array.pooled[last];
-    const bool tiled = axis.regular() && axis.stride == axis.kernel && axis.kernel <= 16 && step == sizeof(S);
     for (int64_t unit = begin; unit < end; ++unit, walk_.next()) {
       const WindowRows rows = this->rows();
       const int64_t first = walk_.tile_begin(), n = walk_.tile_end() - first;
@@ -307,7 +295,8 @@ private:
       const V* folded = folded_;
       bool nan = false;
       if constexpr (std::is_same_v<S, V>)
-        if (!indexed && rows.count() == 1 && !tiled && readable_.contains(rows.x, in.to + N)) {
+        if ((!indexed || axis.kernel >= long_sum) && rows.count() == 1 &&
+            readable_.contains(rows.x, in.to + N)) {
           folded = rows.x + in.from;
           if constexpr (can_be_nan) nan = may_contain_nan(folded, in.to - in.from);
         }
@@ -319,7 +308,7 @@ private:
         const V* from = folded + (w.start - in.from);
         V best = R::init();
         if constexpr (indexed)
-          if (rows.count() && w.taps && !nan) {
+          if (rows.count() && w.taps && !nan && folded == folded_) {
             const C* number = row_numbers_ + (w.start - in.from);
             C row = 0;
             int64_t column = 0;
@@ -336,17 +325,13 @@ private:
       };
       int64_t o = 0;
       for (const int64_t clipped = min(n, interior_.lo - first); o < clipped; ++o) reduce_output(o);
-      if (!nan && rows.count() && axis.regular() && o < interior_.hi - first) {
-        const int64_t count = min(n, interior_.hi - first) - o, skipped = begin_of(axis, first + o) - in.from;
-        S* to = reinterpret_cast<S*>(y) + o;
-        if constexpr (indexed)
-          o += tiled ? regular_indexed(rows, first + o, count, skipped, to, extra + o * extra_step) : 0;
-        else if (const int64_t done = tiled ? regular(rows, count, folded_ + skipped, to) : 0)
-          o += done;
-        else if (axis.stride <= max_step && step == sizeof(S))
-          o += everywhere(rows, count, folded + skipped, to);
-      }
-      for (; o < n; ++o) reduce_output(o);
+      const int64_t end = max(o, min(n, interior_.hi - first));
+      for (int64_t clipped = end; clipped < n; ++clipped) reduce_output(clipped);
+      if constexpr (!indexed)  // may overwrite the folded row
+        if (!nan && rows.count() && axis.regular() && step == sizeof(S) && o < end)
+          o += regular(rows, end - o, folded + begin_of(axis, first + o) - in.from,
+                       reinterpret_cast<S*>(y) + o);
+      for (; o < end; ++o) reduce_output(o);
     }
   }
 
@@ -387,28 +372,28 @@ private:
     return V(p_.divisor ? p_.divisor : max(1, rows.share * column_share(o)));
   }
 
-  // Reduces whole windows without gaps between them; returns how many. Other widths return 0.
+  // Reduces n whole windows whose sizes have a fast path; otherwise returns 0.
   int64_t regular(const WindowRows& rows, int64_t n, const V* from, S* y) const {
-    switch (p_.axes[p_.n_axes - 1].kernel) {
-    case 2:
-      return reduce_unzipped<2>(rows, n, from, y);
-    case 4:
-      return reduce_unzipped<4>(rows, n, from, y);
-    case 8:
-      return reduce_unzipped<8>(rows, n, from, y);
-    case 3:
-      return reduce_strided<3>(rows, n, from, y);
-    case 5:
-      return reduce_strided<5>(rows, n, from, y);
-    case 6:
-      return reduce_strided<6>(rows, n, from, y);
-    case 7:
-      return reduce_strided<7>(rows, n, from, y);
-    case 10:
-      return reduce_strided<10>(rows, n, from, y);
-    default:
-      return 0;
-    }
+    const Axis& axis = p_.axes[p_.n_axes - 1];
+    if (axis.stride == axis.kernel) switch (axis.kernel) {
+      case 2:
+        return reduce_unzipped<2>(rows, n, from, y);
+      case 4:
+        return reduce_unzipped<4>(rows, n, from, y);
+      case 8:
+        return reduce_unzipped<8>(rows, n, from, y);
+      case 3:
+        return reduce_strided<3>(rows, n, from, y);
+      case 5:
+        return reduce_strided<5>(rows, n, from, y);
+      case 6:
+        return reduce_strided<6>(rows, n, from, y);
+      case 7:
+        return reduce_strided<7>(rows, n, from, y);
+      case 10:
+        return reduce_strided<10>(rows, n, from, y);
+      }
+    return axis.stride <= max_step ? everywhere(rows, n, from, y) : 0;
   }
 
   // Whole windows of any width: reduces the row at every element and keeps one result for each window.
@@ -443,80 +428,6 @@ private:
         V some[N];
         write(some, x[0]);
         store_some(some, n - o, by, y + o);
-      }
-    }
-    return n;
-  }
-
-  // `regular` with offsets: ties go to the earliest row, then to the earliest column.
-  int64_t regular_indexed(const WindowRows& rows, int64_t first, int64_t n, int64_t skipped, S* y,
-                          char* extra) const {
-    constexpr int half = N >= 8 ? N / 2 : N;
-    const int64_t kernel = p_.axes[p_.n_axes - 1].kernel;
-    if (rows.slabs != 1 || !packed_offsets_ || sizeof(V) < 4) return 0;
-    const Folded from{folded_ + skipped, row_numbers_ + skipped};
-    if (kernel == 4)
-      return n > half ? unzip_indexed<4, N>(rows, first, n, from, y, extra)
-                      : unzip_indexed<4, half>(rows, first, n, from, y, extra);
-    if (kernel == 8)
-      return n > half ? unzip_indexed<8, N>(rows, first, n, from, y, extra)
-                      : unzip_indexed<8, half>(rows, first, n, from, y, extra);
-    return 0;
-  }
-
-  // A folded row and the row number of each of its elements.
-  struct Folded {
-    const V* value;
-    const C* number;
-  };
-
-  // The first offset of a row of outputs, and its increase per row of the window and per output.
-  struct OffsetSteps {
-    int64_t from;
-    C per_row, per_output;
-  };
-  OffsetSteps offset_steps(const WindowRows& rows, int64_t first) const {
-    const Axis &last = p_.axes[p_.n_axes - 1], over = p_.n_axes > 1 ? p_.axes[p_.n_axes - 2] : single_axis(1);
-    if (p_.extra == Extra::index64)
-      return {(rows.slab_index * over.size + rows.row_index) * last.size + begin_of(last, first),
-              C(over.step * last.size), C(last.kernel)};
-    return {(rows.slab_tap * over.kernel + rows.row_tap) * last.kernel, C(last.kernel), 0};
-  }
-
-  template <int K, int L> int64_t unzip_indexed(const WindowRows& rows, int64_t first, int64_t n,
-                                                Folded folded, S* y, char* extra) const {
-    const auto [from, per_row, per_output] = offset_steps(rows, first);
-    const bool indices = p_.extra == Extra::index64;
-    Vec<C, L> output;
-    for (int j = 0; j < L; ++j) output[j] = C(j) * per_output;
-    for (int64_t o = 0; o < n; o += L, output += C(L) * per_output) {
-      Vec<V, L> x[K];
-      Vec<C, L> row[K];
-      for (int k = 0; k < K; ++k) {
-        x[k] = read<V, L>(folded.value + o * K + k * L);
-        row[k] = read<C, L>(folded.number + o * K + k * L);
-      }
-      unzip(x);
-      unzip(row);
-      Vec<C, L> column{};
-      for (int k = 1; k < K; ++k) {
-        const auto better = R::beats(x[k], x[0]) | ((x[k] == x[0]) & (row[k] < row[0]));
-        x[0] = better ? x[k] : x[0];
-        row[0] = better ? row[k] : row[0];
-        column = better ? Vec<C, L>{} + C(k) : column;
-      }
-      const Vec<C, L> offset = row[0] * per_row + column + output + C(indices ? 0 : from);
-      if (o + L <= n) {
-        write_as<L, true, S, V>(y + o, x[0]);
-        write_offsets<L>(p_.extra, extra, o, offset, from);
-      } else {
-        S values[L];
-        char offsets[8 * L];
-        write_as<L, true, S, V>(values, x[0]);
-        write_offsets<L>(p_.extra, offsets, 0, offset, from);
-        const int64_t item = p_.extra_array.pooled[p_.n_axes - 1];
-        __builtin_memcpy(y + o, values, std::size_t(n - o) * sizeof(S));
-        __builtin_memcpy(extra + o * item, offsets, std::size_t((n - o) * item));
       }
     }
     return n;
@@ -631,19 +542,6 @@ private:
         for (int t = 1; j + t < taps; ++t) best = merge(columns[t], best);
     }
     return best;
-  }
-
-  // Brings every K-th element of K successive vectors into one vector: splits pairs into evens and odds, log2 K
-  // times.
-  template <class T, int K> __attribute__((always_inline)) static inline void unzip(T (&x)[K]) {
-    for (int m = 1; m < K; m *= 2) {
-      T y[K];
-      for (int k = 0; k < K / 2; ++k) {
-        y[k] = evens(x[2 * k], x[2 * k + 1]);
-        y[k + K / 2] = odds(x[2 * k], x[2 * k + 1]);
-      }
-      for (int k = 0; k < K; ++k) x[k] = y[k];
-    }
   }
 
   // Writes a result. The winning element is looked up only where it matters: for offsets, or after a NaN.

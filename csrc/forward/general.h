@@ -71,24 +71,8 @@ private:
   Indexed<V> row_{}, everywhere_{}, results_{};
   V *partial_, *windows_ = nullptr;
   const Readable readable_;
-  const bool finds_offsets_later_;
   bool may_have_nan_ = true;               // whether the folded row may contain a NaN
-  UnsignedLike<V>* unresolved_ = nullptr;  // all bits set where the offset of a value is not known yet
   const Offset* shared_offset_ = nullptr;  // of all elements of the folded row, if it is one offset
-
-  // For large windows that overlap little, values come first and their offsets in a second pass over the input:
-  // two passes without offsets are faster than one with them.
-  static bool finds_offsets_later(const Problem& p) {
-    constexpr int64_t min_taps = 24, max_visits = 4;
-    int64_t visits = 1;
-    for (int a = 0; a < p.n_axes; ++a) {
-      const Axis& axis = p.axes[a];
-      visits *=
-          axis.regular() ? ceil_div(axis.kernel, axis.stride) : ceil_div(axis.out * axis.kernel, axis.size);
-    }
-    return indexed && p.axes[p.n_axes - 1].step == 1 && taps_of(p) >= min_taps && visits <= max_visits;
-  }
-  bool keeps_offsets() const { return indexed && !finds_offsets_later_; }
 
   // The elements of a window if the reducer collects them, otherwise 0.
   static int64_t collected(const Problem& p) {
@@ -96,6 +80,11 @@ private:
     for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].kernel;
     return taps;
   }
+
+  // Rows of a single channel are split by strides up to these, which is faster than window by window; rows of one offset
+  // are split faster than others.
+  static constexpr int64_t max_split_stride = 8, max_split_rows = 6;
+  static constexpr int64_t split_slack = max(N, wide<Offset>);
 
   // Elements of the inputs of a tile, and of the same with padding; vectors may access both past the end.
   static int64_t input_length(const Problem& p) {
@@ -105,16 +94,19 @@ private:
     const Axis& last = p.axes[p.n_axes - 1];
     const int64_t inputs =
         last.regular() ? (p.tile - 1) * last.stride + (last.kernel - 1) * last.step + 1 : last.size;
-    return max(inputs, p.tile) * p.channels + 4 * max(N, 64 / int64_t(sizeof(V)));
+    return max(inputs, p.tile) * p.channels + (1 + max_split_stride) * max(N, 64 / int64_t(sizeof(V)));
   }
 
-  // Elements of such a row split by the stride.
-  static constexpr int64_t max_split_stride = 8;
-  static int64_t split_length(const Problem& p) { return row_length(p) + max_split_stride * 3 * N; }
+  bool splits(const Axis& a) const {
+    const bool unzips = a.stride == max_split_stride && a.kernel == a.stride;
+    return p_.channels == 1 && a.stride <= (shared_offset_ || unzips ? max_split_stride : max_split_rows);
+  }
+  // Elements of a row that is split.
+  static int64_t split_length(const Problem& p) { return row_length(p) + max_split_stride * 3 * split_slack; }
 
   Rows(const Problem& p, Scratch& scratch)
-      : p_(p), input_(p, !R::is_max), store_(storer<V>(p.y_type, !R::is_max)), offsets_(p, scratch),
-        readable_(p, p.x, sizeof(V), Over::inputs), finds_offsets_later_(finds_offsets_later(p)) {
+      : p_(p), input_(p, is_real<V> || !R::is_max), store_(storer<V>(p.y_type, is_real<V> || !R::is_max)),
+        offsets_(p, scratch), readable_(p, p.x, sizeof(V), Over::inputs) {
     for (V*& buffer : buffers_) buffer = scratch.take<V>(input_length(p));
     row_.value = scratch.take<V>(row_length(p));
     results_.value = scratch.take<V>(row_length(p));
@@ -124,7 +116,6 @@ private:
       row_.offset = scratch.take<Offset>(row_length(p));
       everywhere_ = {scratch.take<V>(split_length(p)), scratch.take<Offset>(split_length(p))};
       results_.offset = scratch.take<Offset>(row_length(p));
-      unresolved_ = scratch.take<UnsignedLike<V>>(row_length(p));
     }
   }
 
@@ -144,25 +135,25 @@ private:
       const int64_t span = (o1 - o0 - 1) * last.stride + (last.kernel - 1) * last.step + 1;
       const V* x = fold_rows(walk, rows, in, first, last.regular() ? first + span : in.to);
       if (!x) return false;
-      if (last.regular()) {
-        if (!keeps_offsets() && x == row_.value) pad(first, in.from, in.to, first + span);
-        if (!R::is_max && last.kernel >= long_sum)
-          long_sums(x, last, o0, o1, first);
-        else if (can_reduce_to_output(x, last, y))
-          return reduce_to_output(walk, x, last, y);
-        else
+      if (last.regular() && !indexed && x == row_.value) pad(first, in.from, in.to, first + span);
+      if constexpr (indexed) {
+        if (overlap_little(last)) {
+          reduce_each_indexed(last, o0, o1, o0, first);
+        } else {
           regular(x, last, o1 - o0);
-        if constexpr (indexed)
-          if (!finds_offsets_later_) {
-            const Range whole = interior(last, o0, o1);
-            reduce_clipped_indexed(last, o0, whole.lo, o0, first);
-            reduce_clipped_indexed(last, whole.hi, o1, o0, first);
-          }
-      } else {
+          const Range whole = interior(last, o0, o1);
+          reduce_each_indexed(last, o0, whole.lo, o0, first);
+          reduce_each_indexed(last, whole.hi, o1, o0, first);
+        }
+      } else if (!last.regular()) {
         reduce_irregular(x, last, o0, o1, first);
+      } else if (!R::is_max && last.kernel >= long_sum) {
+        long_sums(x, last, o0, o1, first);
+      } else if (can_reduce_to_output(x, last, y)) {
+        return reduce_to_output(walk, x, last, y);
+      } else {
+        regular(x, last, o1 - o0);
       }
-      if constexpr (indexed)
-        if (finds_offsets_later_) search(walk, rows, in, o0, o1);
     }
     if constexpr (indexed) {
       empty_offsets(walk, rows.count() == 0, o0, o1);
@@ -235,7 +226,7 @@ private:
   const V* fold_rows(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, int64_t first,
                      int64_t last) {
     may_have_nan_ = true;
-    if (!keeps_offsets() && rows.count() == 1 && in.from == first && in.to == last) {
+    if (!indexed && rows.count() == 1 && in.from == first && in.to == last) {
       const V* x = input_.row(walk, rows.index(), in, row_.value);
       if (x == row_.value || readable_.contains(x, (in.to - in.from) * p_.channels + N)) return x;
     }
@@ -268,20 +259,19 @@ private:
       if (p_.stopped()) return false;
       values[n_rows] = input_.row(walk, rows.index(), in, buffers_[n_rows]);
       reads_past_end &= values[n_rows] == buffers_[n_rows] || readable_.contains(values[n_rows], vectors);
-      base[n_rows++] = keeps_offsets() ? rows.offset(p_.axes) : 0;
+      base[n_rows++] = indexed ? rows.offset(p_.axes) : 0;
       if (n_rows < group && r + 1 < rows.count()) continue;
       const int64_t length = reads_past_end ? vectors : width;
-      if constexpr (indexed) {
-        if (!finds_offsets_later_)
-          fold_indexed<R>(values, base, n_rows, to, row_.offset + at, length, r >= group);
-      }
       if constexpr (speculates)
         if (!may_have_nan_) {
           fold_speculatively<R>(values, n_rows, to, width, reads_past_end, r >= group, nan_sum);
           n_rows = 0;
           continue;
         }
-      if (!keeps_offsets()) fold<R>(values, n_rows, to, length, r >= group);
+      if constexpr (indexed)
+        fold_indexed<R>(values, base, n_rows, to, row_.offset + at, length, r >= group);
+      else
+        fold<R>(values, n_rows, to, length, r >= group);
       n_rows = 0;
     }
     return true;
@@ -299,16 +289,14 @@ private:
 
   void regular(const V* x, const Axis& a, int64_t n) {
     const int64_t unit = p_.channels, tap_stride = a.step * unit, length = ((n - 1) * a.stride + 1) * unit;
-    if constexpr (indexed)
-      if (!finds_offsets_later_) {
-        if constexpr (sizeof(V) >= 4)
-          if (unit == 1 && a.stride > 1 && a.stride <= max_split_stride) return reduce_split(a, n);
-        reduce_everywhere_indexed<R>(row_, length, a.kernel, tap_stride,
-                                     a.stride == 1 ? results_ : everywhere_);
-        if (a.stride == 1) return;
-        take_every(everywhere_.value, n, a.stride, unit, results_.value);
-        return take_every(everywhere_.offset, n, a.stride, unit, results_.offset);
-      }
+    if constexpr (indexed) {
+      if (splits(a) && a.stride > 1) return reduce_split(a, n);
+      reduce_everywhere_indexed<R>(row_, length, a.kernel, tap_stride,
+                                   a.stride == 1 ? results_ : everywhere_);
+      if (a.stride == 1) return;
+      take_every(everywhere_.value, n, a.stride, unit, results_.value);
+      return take_every(everywhere_.offset, n, a.stride, unit, results_.offset);
+    }
     // Long windows that overlap little are reduced one by one.
     if (a.step == 1 && a.kernel >= long_sum && a.stride * 8 > a.kernel) {
       for (int64_t o = 0; o < n; ++o)
@@ -316,22 +304,27 @@ private:
       return;
     }
     V* to = a.stride == 1 ? results_.value : row_.value;
-    if (may_have_nan_ || indexed)
+    if (may_have_nan_)
       reduce_everywhere<R>(x, length, a.kernel, tap_stride, to);
     else
       reduce_everywhere<R, false>(x, length, a.kernel, tap_stride, to);
     if (a.stride > 1) take_every(row_.value, n, a.stride, unit, results_.value);
   }
 
+  // Whether windows with offsets are reduced faster one by one than at every element.
+  bool overlap_little(const Axis& a) const {
+    if (!a.regular()) return true;
+    if (p_.channels == 1) return a.step == 1 && !splits(a);
+    return a.stride * p_.channels > 2 * ceil_div(p_.channels, 8) * 8;
+  }
+
   // Windows of any stride with offsets: gathers the elements under the same tap of successive windows into
   // vectors. The row is split by its stride: part r has every `stride`-th element from r on.
   void reduce_split(const Axis& a, int64_t n) {
-    const int64_t span = (a.kernel - 1) * a.step, length = n + span / a.stride + N;
-    for (int64_t r = 0; r < min(a.stride, span + 1); ++r) {
-      const int64_t count = ceil_div((n - 1) * a.stride + span + 1 - r, a.stride);
-      take_every(row_.value + r, count, a.stride, 1, everywhere_.value + r * length);
-      if (!shared_offset_) take_every(row_.offset + r, count, a.stride, 1, everywhere_.offset + r * length);
-    }
+    const int64_t span = (a.kernel - 1) * a.step, length = n + span / a.stride + split_slack;
+    const int64_t parts = min(a.stride, span + 1), count = n + span / a.stride;
+    split_row(row_.value, count, a.stride, parts, length, everywhere_.value);
+    if (!shared_offset_) split_row(row_.offset, count, a.stride, parts, length, everywhere_.offset);
     using C = UnsignedLike<V>;
     for (int64_t j = 0; j < n; j += N) {
       Vec<V, N> best = read<V, N>(everywhere_.value + j);
@@ -373,14 +366,14 @@ private:
     }
   }
 
-  // Windows [from, to) that reach past an end of the input, with offsets: a tap in the padding never wins.
-  void reduce_clipped_indexed(const Axis& a, int64_t from, int64_t to, int64_t o0, int64_t first) {
-    const int64_t unit = p_.channels;
+  // Windows [from, to), with offsets, one by one: a tap in the padding never wins.
+  void reduce_each_indexed(const Axis& a, int64_t from, int64_t to, int64_t o0, int64_t first) {
+    const int64_t unit = p_.channels, step = a.regular() ? a.step : 1;
     for (int64_t o = from; o < to; ++o) {
       const Window w = window(a, o);
       const int64_t at = (w.start - first) * unit, y = (o - o0) * unit;
       if (w.taps)
-        reduce_window_indexed<R>({row_.value + at, row_.offset + at}, w.taps, a.step * unit, unit,
+        reduce_window_indexed<R>({row_.value + at, row_.offset + at}, w.taps, step * unit, unit,
                                  Offset(w.lead), {results_.value + y, results_.offset + y});
       else
         for (int64_t c = 0; c < unit; ++c) results_.value[y + c] = R::init();
@@ -395,119 +388,8 @@ private:
         for (int64_t c = 0; c < unit; ++c) results_.value[to + c] = R::init();
         continue;
       }
-      if constexpr (indexed)
-        if (!finds_offsets_later_) {
-          reduce_window_indexed<R>({row_.value + at, row_.offset + at}, a.counts[o], unit, unit, 0,
-                                   {results_.value + to, results_.offset + to});
-          continue;
-        }
       reduce_window<R>(x + at, a.counts[o], unit, partial_, results_.value + to);
     }
-  }
-
-  // The second pass: finds the offsets of the values, which are those of the first equal element, or of the last
-  // NaN. Visits rows in order until every value has its offset.
-  void search(const Walk<Over::outputs>& walk, RowSet& rows, const Span& in, int64_t o0, int64_t o1) {
-    const int64_t unit = p_.channels;
-    int64_t left = 0;
-    bool has_nan = false;
-    for (int64_t o = o0, j = 0; o < o1; ++o) {
-      const bool empty = window(walk.last(), o).taps == 0;
-      for (int64_t c = 0; c < unit; ++c, ++j) {
-        const bool nan = is_nan(results_.value[j]);
-        has_nan |= nan;
-        left += !nan && !empty;
-        unresolved_[j] = nan || empty ? 0 : ~UnsignedLike<V>(0);
-      }
-    }
-    rows.reset();
-    for (int64_t r = 0; r < rows.count() && (left || has_nan) && !p_.stopped(); ++r, rows.next()) {
-      const V* x = input_.row(walk, rows.index(), in, buffers_[0]);
-      const Offset base = rows.offset(p_.axes);
-      for (int64_t o = o0; o < o1; ++o) {
-        const Window w = window(walk.last(), o);
-        const V* from = x + (w.start - in.from) * unit;
-        left -= first_equal(from, w.taps, unit, base + Offset(w.lead), (o - o0) * unit);
-        if (has_nan) last_nan(from, w.taps, unit, base + Offset(w.lead), (o - o0) * unit);
-      }
-    }
-  }
-
-  // Also stores the element itself: a zero may differ in sign from the equal value found first.
-  void set_result(int64_t j, V value, Offset offset) {
-    results_.value[j] = value;
-    results_.offset[j] = offset;
-    unresolved_[j] = 0;
-  }
-
-  // Looks for the unresolved values of one window among the taps of one row; returns how many it found.
-  int64_t first_equal(const V* x, int64_t taps, int64_t unit, Offset offset, int64_t j) {
-    int64_t resolved = 0;
-    if (unit == 1) {
-      if (!unresolved_[j]) return 0;
-      const int64_t t = index_of(x, taps, results_.value[j]);
-      if (t == taps) return 0;
-      set_result(j, x[t], offset + Offset(t));
-      return 1;
-    }
-    constexpr int narrow = min(N, 8);
-    if (unit >= N) return first_equal_of<N>(x, taps, unit, offset, j);
-    if (unit >= narrow) return first_equal_of<narrow>(x, taps, unit, offset, j);
-    for (int64_t c = 0; c < unit; ++c) {
-      if (!unresolved_[j + c]) continue;
-      int64_t t = 0;
-      while (t < taps && x[t * unit + c] != results_.value[j + c]) ++t;
-      if (t == taps) continue;
-      set_result(j + c, x[t * unit + c], offset + Offset(t));
-      ++resolved;
-    }
-    return resolved;
-  }
-
-  // `first_equal` for L contiguous channels at a time; the last vector may overlap.
-  template <int L> int64_t first_equal_of(const V* x, int64_t taps, int64_t unit, Offset offset, int64_t j) {
-    using U = Vec<UnsignedLike<V>, L>;
-    int64_t resolved = 0;
-    for (int64_t from = 0; from < unit; from += L) {
-      const int64_t c = min(from, unit - L);
-      U missing = read<UnsignedLike<V>, L>(unresolved_ + j + c);
-      if (!any(missing)) continue;
-      const Vec<V, L> best = read<V, L>(results_.value + j + c);
-      for (int64_t t = 0; t < taps; ++t) {
-        const U hit = reinterpret_cast<U>(read<V, L>(x + t * unit + c) == best) & missing;
-        if (!any(hit)) continue;
-        for (int k = 0; k < L; ++k)
-          if (hit[k]) set_result(j + c + k, x[t * unit + c + k], offset + Offset(t)), ++resolved;
-        missing &= ~hit;
-        if (!any(missing)) break;
-      }
-      write(unresolved_ + j + c, missing);
-    }
-    return resolved;
-  }
-
-  // The index of the first of n elements equal to `value`, or n.
-  static int64_t index_of(const V* x, int64_t n, V value) {
-    using Vn = Vec<V, N>;
-    const Vn wanted = broadcast<Vn>(value);
-    for (int64_t t = 0; n >= N && t < n; t += N) {
-      const int64_t at = min(t, n - N);  // the last vector may overlap
-      const auto equal = read<V, N>(x + at) == wanted;
-      if (any(equal)) return at + first_set(equal);
-    }
-    if (n >= N) return n;
-    int64_t t = 0;
-    while (t < n && x[t] != value) ++t;
-    return t;
-  }
-
-  void last_nan(const V* x, int64_t taps, int64_t unit, Offset offset, int64_t j) {
-    for (int64_t c = 0; c < unit; ++c)
-      for (int64_t t = taps - 1; t >= 0 && is_nan(results_.value[j + c]); --t)
-        if (is_nan(x[t * unit + c])) {
-          set_result(j + c, x[t * unit + c], offset + Offset(t));
-          break;
-        }
   }
 
   // Stores the offsets of windows without an element: that of the tap nearest to the input.

@@ -312,6 +312,38 @@ void take_every(const T* __restrict x, int64_t n, int64_t stride, int64_t unit, 
     copy(std::integral_constant<int, N>{});
 }
 
+// Brings every K-th element of K successive vectors into one vector: splits pairs into evens and odds, log2 K
+// times.
+template <class T, int K> __attribute__((always_inline)) inline void unzip(T (&x)[K]) {
+  for (int m = 1; m < K; m *= 2) {
+    T y[K];
+    for (int k = 0; k < K / 2; ++k) {
+      y[k] = evens(x[2 * k], x[2 * k + 1]);
+      y[k + K / 2] = odds(x[2 * k], x[2 * k + 1]);
+    }
+    for (int k = 0; k < K; ++k) x[k] = y[k];
+  }
+}
+
+// Splits a row of n times `stride` elements: part r, `length` elements long, has every `stride`-th element from r on, for
+// r < parts. Reads and writes whole vectors.
+template <class T> void split_row(const T* __restrict x, int64_t n, int64_t stride, int64_t parts,
+                                  int64_t length, T* __restrict dst) {
+  const auto unzipped = [&](auto by) {
+    constexpr int K = decltype(by)::value, N = wide<T>;
+    for (int64_t o = 0; o < n; o += N) {
+      Vec<T, N> v[K];
+      for (int k = 0; k < K; ++k) v[k] = read<T, N>(x + o * K + k * N);
+      unzip(v);
+      for (int r = 0; r < K; ++r) write(dst + r * length + o, v[r]);
+    }
+  };
+  if (stride == parts && stride == 2) return unzipped(std::integral_constant<int, 2>{});
+  if (stride == parts && stride == 4) return unzipped(std::integral_constant<int, 4>{});
+  if (stride == parts && stride == 8) return unzipped(std::integral_constant<int, 8>{});
+  for (int64_t r = 0; r < parts; ++r) take_every(x + r, n, stride, 1, dst + r * length);
+}
+
 // Reduces windows of stride 2 whose positions have `unit` elements: elements [from, end) of the results, to
 // `dst`. Two contiguous vectors hold the same tap of N / unit windows. Reads two vectors at each tap and writes
 // whole vectors.
@@ -356,69 +388,65 @@ template <class R> void reduce_everywhere_indexed(const Indexed<typename R::V>& 
   using V = typename R::V;
   constexpr int N = wide<V>;
   using C = UnsignedLike<V>;  // as wide as a value, so that both use one mask
-  if constexpr (sizeof(V) >= 4) {
-    for (int64_t j = 0; j < n; j += N) {
-      Vec<V, N> best = read<V, N>(x.value + j);
-      Vec<C, N> at = converted<Vec<C, N>>(read<Offset, N>(x.offset + j));
-      for (int64_t t = 1; t < kernel; ++t) {
-        const Vec<V, N> later = read<V, N>(x.value + j + t * tap_stride);
-        const Vec<C, N> offset = converted<Vec<C, N>>(read<Offset, N>(x.offset + j + t * tap_stride)) + C(t);
-        merge_vectors_any_order<R>(later, offset, best, at);
-      }
-      write(dst.value + j, best);
-      write(dst.offset + j, converted<Vec<Offset, N>>(at));
-    }
-    return;
-  }
-  for (int64_t first = 0; first < n; first += 64) {
-    const int64_t block = min(64, n - first);
-    const V* value = x.value + first;
-    const Offset* offset = x.offset + first;
-    V* best = dst.value + first;
-    Offset* at = dst.offset + first;
-    in_vectors(block, [&](int64_t j) { best[j] = value[j]; });
-    in_vectors(block, [&](int64_t j) { at[j] = offset[j]; });
+  for (int64_t j = 0; j < n; j += N) {
+    Vec<V, N> best = read<V, N>(x.value + j);
+    Vec<C, N> at = converted<Vec<C, N>>(read<Offset, N>(x.offset + j));
     for (int64_t t = 1; t < kernel; ++t) {
-      value += tap_stride;
-      offset += tap_stride;
-      in_vectors(block,
-                 [&](int64_t j) { merge_any_order<R>(value[j], offset[j] + Offset(t), best[j], at[j]); });
+      const Vec<V, N> later = read<V, N>(x.value + j + t * tap_stride);
+      const Vec<C, N> offset = converted<Vec<C, N>>(read<Offset, N>(x.offset + j + t * tap_stride)) + C(t);
+      merge_vectors_any_order<R>(later, offset, best, at);
     }
+    write(dst.value + j, best);
+    write(dst.offset + j, converted<Vec<Offset, N>>(at));
   }
 }
 
-// `reduce_window` with offsets; `lead` is the number of the first tap.
+// `reduce_window` with offsets; `lead` is the number of the first tap. Reads whole vectors.
 template <class R> void reduce_window_indexed(const Indexed<typename R::V>& x, int64_t taps,
                                               int64_t tap_stride, int64_t unit, Offset lead,
                                               const Indexed<typename R::V>& dst) {
   using V = typename R::V;
+  using C = UnsignedLike<V>;
   constexpr int L = 8;
-  if constexpr (sizeof(V) >= 4) {
-    if (unit >= L) {
-      using C = UnsignedLike<V>;
-      for (int64_t from = 0; from < unit; from += L) {
-        const int64_t c = min(from, unit - L);  // the last vector may overlap
-        Vec<V, L> best = read<V, L>(x.value + c);
-        Vec<C, L> at = converted<Vec<C, L>>(read<Offset, L>(x.offset + c)) + C(lead);
-        for (int64_t t = 1; t < taps; ++t) {
-          const Vec<C, L> offset =
-              converted<Vec<C, L>>(read<Offset, L>(x.offset + c + t * tap_stride)) + C(lead + Offset(t));
-          merge_vectors_any_order<R>(read<V, L>(x.value + c + t * tap_stride), offset, best, at);
-        }
-        write(dst.value + c, best);
-        write(dst.offset + c, converted<Vec<Offset, L>>(at));
-      }
-      return;
+  using Cl = Vec<C, L>;
+  const auto merge = [&](int64_t j, Cl shift, Vec<V, L>& best, Cl& at) __attribute__((always_inline)) {
+    const Cl offset = converted<Cl>(read<Offset, L>(x.offset + j)) + shift;
+    merge_vectors_any_order<R>(read<V, L>(x.value + j), offset, best, at);
+  };
+  if (unit == 1 && tap_stride == 1) {
+    const Cl first = lane_numbers<V, L>() + C(lead);
+    Vec<V, L> best = read<V, L>(x.value);
+    Cl at = converted<Cl>(read<Offset, L>(x.offset)) + first;
+    if (taps < L) {
+      const auto inside = lane_mask<V, L>(taps);
+      best = inside ? best : broadcast<Vec<V, L>>(R::init());
+      at = inside ? at : ~Cl{};
     }
+    for (int64_t t = L; t < taps; t += L) {
+      const int64_t j = min(t, taps - L);  // the last vector may overlap
+      merge(j, first + C(j), best, at);
+    }
+    merge_vectors_any_order<R>(shifted<4>(best, best), shifted<4>(at, at), best, at);
+    merge_vectors_any_order<R>(shifted<2>(best, best), shifted<2>(at, at), best, at);
+    merge_vectors_any_order<R>(shifted<1>(best, best), shifted<1>(at, at), best, at);
+    *dst.value = best[0];
+    *dst.offset = Offset(at[0]);
+    return;
   }
-  for (int64_t c = 0; c < unit; ++c) {
-    auto best = x.value[c];
-    Offset at = x.offset[c] + lead;
-    for (int64_t t = 1; t < taps; ++t)
-      merge_any_order<R>(x.value[c + t * tap_stride], x.offset[c + t * tap_stride] + lead + Offset(t), best,
-                         at);
-    dst.value[c] = best;
-    dst.offset[c] = at;
+  for (int64_t c = 0; c < unit; c += L) {
+    Vec<V, L> best = read<V, L>(x.value + c);
+    Cl at = converted<Cl>(read<Offset, L>(x.offset + c)) + C(lead);
+    for (int64_t t = 1; t < taps; ++t) merge(c + t * tap_stride, Cl{} + C(lead + Offset(t)), best, at);
+    const auto offsets = converted<Vec<Offset, L>>(at);
+    if (c + L <= unit) {
+      write(dst.value + c, best);
+      write(dst.offset + c, offsets);
+    } else {
+      for (int64_t k = 0; c + k < unit; ++k) {
+        dst.value[c + k] = best[k];
+        dst.offset[c + k] = offsets[k];
+      }
+    }
   }
 }
 

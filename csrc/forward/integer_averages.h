@@ -527,28 +527,30 @@ private:
     return true;
   }
 
-  // The sum of one long window.
+  // The sum of one window; reads whole vectors.
   static A sum_of(const A* x, int64_t taps) {
-    An sum = read<A, N>(x);
-    int64_t t = N;
+    An sum{};
+    int64_t t = 0;
     for (; t + N <= taps; t += N) sum += read<A, N>(x + t);
-    An last = {};
-    if (t < taps) {
-      A tail[N] = {};
-      for (int64_t j = t; j < taps; ++j) tail[j - t] = x[j];
-      last = read<A, N>(tail);
-    }
-    return reduce_vector<Sum<A>>(An(sum + last));
+    if (t < taps) sum += lane_mask<A, N>(taps - t) ? read<A, N>(x + t) : An{};
+    return reduce_vector<Sum<A>>(sum);
   }
 
+  // The sums of several channels are written as whole vectors: what follows in the row is written later.
   void irregular(const Axis& a, int64_t outer, S* y) {
     const int64_t channels = p_.channels;
     for (int64_t o = o0_; o < o1_; ++o) {
       A* to = window_sums_ + (o - o0_) * channels;
-      for (int64_t c = 0; c < channels; ++c) to[c] = 0;
       const A* from = columns_ + (a.starts[o] - first_) * channels;
-      for (int64_t t = 0; t < a.counts[o]; ++t, from += channels)
-        in_vectors(channels, [&](int64_t c) { to[c] = A(to[c] + from[c]); });
+      if (channels == 1) {
+        *to = sum_of(from, a.counts[o]);
+        continue;
+      }
+      for (int64_t c = 0; c < channels; c += N) {
+        An sum{};
+        for (int64_t t = 0; t < a.counts[o]; ++t) sum += read<A, N>(from + t * channels + c);
+        write(to + c, sum);
+      }
     }
     results([&](int64_t j) { return read<A, N>(window_sums_ + j); }, outer, y);
   }

@@ -108,10 +108,10 @@ template <class V> Kernel max_kernel(const Problem& p) {
     if (plain)
       if (const Kernel kernel = tap_engine<R, V, true>(p); kernel.run) return kernel;
   }
-  if constexpr (is_real<V>)
+  if constexpr (sizeof(V) >= 4)
     return kernel_of<Rows<R, true>>();
-  else  // unsigned integers are reordered to signed ones
-    return kernel_of<Rows<Max<std::make_signed_t<V>>, true>>();
+  else
+    return {};  // shorter integers are compared as float32 (kernels.cpp)
 }
 
 // Sums of long windows of stride 1 have their own order of additions: the sliding engine takes them in every

@@ -76,8 +76,13 @@ private:
     const Axis& last = walk.last();
     if (tile_ != walk.tile_begin() || last.table_stride) {
       tile_ = walk.tile_begin();
-      for (int64_t j = 0, k = 0; j < row.n; ++j)
-        for (int64_t c = 0; c < row.channels; ++c) columns_[k++] = begin_of(last, tile_ + j);
+      if (row.channels == 1 && last.regular())
+        in_vectors(row.n, [to = columns_, first = begin_of(last, tile_), step = last.stride](int64_t j) {
+          to[j] = first + j * step;
+        });
+      else
+        for (int64_t j = 0, k = 0; j < row.n; ++j)
+          for (int64_t c = 0; c < row.channels; ++c) columns_[k++] = begin_of(last, tile_ + j);
     }
     int64_t base = 0;
     bool has_inverses = true;

@@ -31,16 +31,27 @@ template <class R> void fold(const typename R::V* const* rows, int n, typename R
 template <class R> void fold_indexed(const typename R::V* const* rows, const Offset* offsets, int n,
                                      typename R::V* __restrict dst, Offset* __restrict at, int64_t length,
                                      bool accumulate) {
-  for (int r = 0; r < n; ++r) {
-    const typename R::V* a = rows[r];
-    const Offset offset = offsets[r];
-    if (r == 0 && !accumulate) {
-      in_vectors(length, [&](int64_t j) { dst[j] = a[j]; });
-      in_vectors(length, [&](int64_t j) { at[j] = offset; });
-    } else {
-      in_vectors(length, [&](int64_t j) { merge_indexed<R>(a[j], offset, dst[j], at[j]); });
-    }
+  using V = typename R::V;
+  constexpr int N = wide<V>;
+  using Cn = Vec<UnsignedLike<V>, N>;
+  int64_t j = 0;
+  for (; j + N <= length; j += N) {
+    Vec<V, N> best = read<V, N>(accumulate ? dst + j : rows[0] + j);
+    Cn offset = accumulate ? converted<Cn>(read<Offset, N>(at + j)) : Cn{} + offsets[0];
+    for (int r = accumulate ? 0 : 1; r < n; ++r)
+      merge_with_offset<R>(read<V, N>(rows[r] + j), Cn{} + offsets[r], best, offset);
+    write(dst + j, best);
+    write(at + j, converted<Vec<Offset, N>>(offset));
   }
+  for (; j < length; ++j)
+    for (int r = 0; r < n; ++r) {
+      if (r == 0 && !accumulate) {
+        dst[j] = rows[0][j];
+        at[j] = offsets[0];
+      } else {
+        merge_indexed<R>(rows[r][j], offsets[r], dst[j], at[j]);
+      }
+    }
 }
 
 // Folds up to 4 rows, assuming that there is no NaN; the last argument adds every element of the rows, but none that
