@@ -106,10 +106,11 @@ template <class V> void roots(V* x, int64_t n, double norm) {
     if (norm == std::floor(norm) && norm >= 3 && norm <= 16)
       return in_pieces<doubles>(x, n, [norm](double* at) {
         const Doubles v = read<double, doubles>(at);
-        if (any(~((v >= 0x1p-1000) & (v <= 0x1p1000))))  // zero, infinity, NaN, negative
-          for (int k = 0; k < doubles; ++k) at[k] = std::pow(at[k], 1 / norm);
-        else
-          write(at, root_of_doubles(v, int(norm)));
+        const auto common = (v >= 0x1p-1000) & (v <= 0x1p1000);
+        write(at, root_of_doubles(v, int(norm)));
+        if (any(~common))  // zero, infinity, NaN, negative
+          for (int k = 0; k < doubles; ++k)
+            if (!common[k]) at[k] = std::pow(v[k], 1 / norm);
       });
   powers(x, n, 1 / norm);
 }

@@ -291,12 +291,12 @@ private:
       const WindowRows rows = this->rows();
       const int64_t first = walk_.tile_begin(), n = walk_.tile_end() - first;
       const Span in = inputs_touched(walk_.last(), first, first + n);
-      // A single row is reduced in place.
+      // A single row is reduced in place; up to 8 vectors are read at once.
       const V* folded = folded_;
       bool nan = false;
       if constexpr (std::is_same_v<S, V>)
         if ((!indexed || axis.kernel >= long_sum) && rows.count() == 1 &&
-            readable_.contains(rows.x, in.to + N)) {
+            readable_.contains(rows.x, in.to + 8 * N)) {
           folded = rows.x + in.from;
           if constexpr (can_be_nan) nan = may_contain_nan(folded, in.to - in.from);
         }
