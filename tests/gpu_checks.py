@@ -153,6 +153,15 @@ CASES = [
     ("max_pool3d", (1, 2, 7, 5, 7), ((7, 3, 5), 1, (3, 1, 2))),
     ("max_pool2d", (1, 2, 17, 19), ((15, 14), (2, 1), (7, 7))),
     ("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))),
+    # Windows of one plane of a volume: its first axis has no part in offsets, but in addresses.
+    ("max_pool3d", (1, 4, 3, 9, 12), ((1, 5, 5), 1, (0, 2, 2))),
+    ("max_pool3d", (1, 2, 5, 9, 11), ((1, 5, 5), (2, 1, 1), (0, 2, 2))),
+    ("max_pool3d", (1, 2, 3, 14, 16), ((1, 13, 13), 1, (0, 6, 6))),
+    ("max_pool3d", (1, 2, 5, 14, 16), ((1, 13, 13), (2, 1, 1), (0, 6, 6))),
+    # Several planes of a volume at a time, the first or last of them beside it.
+    ("max_pool3d", (1, 4, 7, 11, 12), (4, 2, 1)),
+    ("max_pool3d", (1, 2, 10, 9, 13), (7, 3, 2)),
+    ("max_pool3d", (1, 3, 9, 10, 11), ((5, 3, 7), (3, 2, 1), (1, 0, 3))),
     # Sums backward along one axis first.
     ("avg_pool2d", (1, 2, 20, 24), (19, 1, 9)),
     ("avg_pool2d", (1, 2, 19, 23), (13, 2, 6)),
@@ -190,9 +199,12 @@ CASES = [
     # Regions of inputs that are contained in the same windows, in planes that are not aligned.
     ("adaptive_avg_pool2d", (3, 1, 25, 27), (4,)),
     ("avg_pool2d", (1, 1, 32, 32), (8, 9)),
+    # Too few planes with too many regions.
+    ("adaptive_avg_pool3d", (2, 1, 58, 2, 19), (5,)),
     # Channels-last: whole planes of few channels, and enough rows to be cut into pieces.
     ("adaptive_avg_pool2d", (2, 3, 24, 24), (1,)),
     ("adaptive_max_pool2d", (2, 4, 24, 24), (1,)),
+    ("adaptive_avg_pool2d", (2, 26, 9, 11), (1,)),
 ]
 
 
@@ -209,6 +221,8 @@ KINDS = [
         (("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))), ("contiguous",)),
         (("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)), LAYOUTS[:2]),
         (("max_pool3d", (1, 2, 7, 5, 7), ((7, 3, 5), 1, (3, 1, 2))), ("contiguous",)),
+        (("max_pool3d", (1, 4, 3, 9, 12), ((1, 5, 5), 1, (0, 2, 2))), ("contiguous",)),
+        (("max_pool3d", (1, 2, 5, 14, 16), ((1, 13, 13), (2, 1, 1), (0, 6, 6))), ("contiguous",)),
         (("max_pool2d", (1, 2, 4, 24), ((3, 21), 1, (1, 10))), LAYOUTS[:3]),
         (("max_pool2d", (1, 4, 6, 8), (3, 1, 1, 2)), LAYOUTS[:2]),
         (("max_pool2d", (1, 4, 13, 14), (2, 5, 0, 2)), ("channels_last",)),

@@ -59,7 +59,7 @@ def backward(
     offsets; None if another kernel is faster even with a multiplication of its own.
     """
     dtype, _, device, aligned = arrays[4:]
-    shorter = simplified(plan, axes, has_index or not divides, size_1=True)
+    shorter = simplified(plan, axes, has_index or not divides, size_1=False)
     for windows in (shorter, (plan, axes)):
         plan, axes = windows
         memory: Any = arrays[:4]
@@ -83,9 +83,12 @@ def backward(
     )
     if not scaled and contiguous:
         return plane_backward(last.size, layout, size, by, gather)
-    if has_index and _scatters(three, layout, size):
+    overlapping, deep = has_index and is_dense(three), max_overlap(three[0]) > 1
+    found = column_backward(three, layout, size, gather) if overlapping and deep else None
+    if found is None and has_index and _scatters(three, layout, size):
         return scatter_backward(three, layout, size, gather, device)
-    found = column_backward(three, layout, size, gather) if has_index and is_dense(three) else None
+    if found is None and overlapping and not deep:
+        found = column_backward(three, layout, size, gather)
     if found is None and has_index and _runs_are_long(three, layout, dtype, size, gather):
         walks = layout.channels
         found = walk_backward(three, layout, dtype, size) if walks else scan_backward(three, layout, size)

@@ -6,6 +6,8 @@ offsets the sums are meaningless, but no memory outside the arrays is touched. C
 
 from __future__ import annotations
 
+from math import prod
+
 from ndpool._triton import tuning
 from ndpool._triton.kernels.column_backward import Block, column_backward_kernel
 from ndpool._triton.kernels.indexing import Sizes
@@ -27,14 +29,21 @@ from ndpool._triton.memory import Layout, channel_vector
 from ndpool.geometry import AxisPlan
 
 
-def _pays(axes: tuple[AxisPlan, ...], channels: bool, columns: bool) -> bool:
+def _pays(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, columns: bool) -> bool:
     """Whether windows overlap so much that this is faster than blocks, and not so much that runs are."""
-    deep, high, wide = map(max_overlap, axes)
+    channels, (deep, high, wide) = layout.channels, map(max_overlap, axes)
     overlap, ones = deep * high * wide, all(a.stride == 1 for a in axes)
-    if min(high, wide) < tuning.COLUMN_EACH or overlap < tuning.COLUMN_OVERLAP[not ones]:
-        return False
     most, rows = tuning.COLUMN_CHANNELS if channels else tuning.COLUMN_ROWS[columns]
-    if wide > most or axes[1].kernel > rows or deep * wide > tuning.COLUMN_DEEP[channels]:
+    if min(high, wide) < tuning.COLUMN_EACH or wide > most or axes[1].kernel > rows:
+        return False
+    if deep * wide > tuning.COLUMN_DEEP[channels] or axes[0].stride * axes[1].kernel > tuning.COLUMN_SUMS:
+        return False
+    if deep > 1 and not ones:
+        # Blocks of stride 2 are fast, but not in half types of channels.
+        share = prod(a.kernel / a.stride for a in axes)
+        blocks = axes[2].stride == 2 and not (channels and itemsize < 4)
+        return not blocks or share >= tuning.COLUMN_VOLUME
+    if overlap < tuning.COLUMN_OVERLAP[not ones]:
         return False
     # Blocks of an odd stride are written element by element.
     return channels or ones or axes[2].stride % 2 == 1 or overlap >= tuning.COLUMN_STRIDED
@@ -49,21 +58,27 @@ def column_backward(
     pitches = (last.size, last.out, *layout.input_strides[1:5], *layout.output_strides[1:5])
     wide = tuning.COLUMN_VECTOR
     columns = rows and last.stride == 1 and itemsize < 16 and not any(pitch % wide for pitch in pitches)
-    if any(a.origin > 0 for a in axes) or not _pays(axes, layout.channels, columns):
+    if any(a.origin > 0 for a in axes) or not _pays(axes, layout, itemsize, columns):
         return None
+    blocks_d = -(-(d.size - d.origin) // d.stride) - -d.origin // d.stride
+    planes, most = layout.sizes[1] * layout.sizes[2], max(1, h.size // (2 * h.kernel))
     if columns:
         first, begin = divmod(-last.origin - last.kernel + 1, wide)
         vec, loads = wide, -(-(begin + wide - 1 + last.kernel) // wide)
         n_c, n_w = layout.sizes[0], last.size // vec
     else:
         vec = min(channel_vector(layout, itemsize), wide)
+        all_lanes = layout.sizes[0] * last.size * planes * blocks_d * most
+        while vec > 1 and (
+            d.stride * h.kernel * vec > tuning.COLUMN_SUMS or all_lanes < vec * tuning.COLUMN_FEW
+        ):
+            vec //= 2
         first, begin, loads = 0, 0, -(-last.kernel // last.stride)
         n_c, n_w = layout.sizes[0] // vec, last.size
-    n_lanes = n_c * n_w * layout.sizes[1] * layout.sizes[2]
+    n_lanes = n_c * n_w * planes
     lanes = lanes_for(n_lanes, tuning.THREADS)
     # Chunks of rows read the outputs between them twice.
-    wanted = min(-(-tuning.COLUMN_LANES // (n_lanes * d.size)), h.size // (2 * h.kernel))
-    height = -(-h.size // max(1, wanted))
+    height = -(-h.size // min(-(-tuning.COLUMN_LANES // (n_lanes * blocks_d)), most))
     chunks = -(-h.size // height)
     x_strides, y_strides = (
         [s // vec for s in both] for both in (layout.input_strides, layout.output_strides)
@@ -84,7 +99,7 @@ def column_backward(
     )
     arguments = (
         lanes_of(n_lanes, n_c, n_w, layout),
-        programs_of(chunks, *optional(d.kernel > 1 or d.size > 1, d.size)),
+        programs_of(chunks, *optional(d.kernel > 1 or d.size > 1, blocks_d)),
         strides_of(x_strides, layout, rows),
         strides_of(y_strides, layout, rows),
         Sizes(*(a.size for a in axes)),
@@ -95,5 +110,5 @@ def column_backward(
         memory_of(layout),
         constant(gather),
     )
-    grid = -(-n_lanes // lanes) * d.size * chunks
+    grid = -(-n_lanes // lanes) * blocks_d * chunks
     return launcher(column_backward_kernel, grid, arguments, lanes // 32, itemsize < 16)

@@ -37,7 +37,7 @@ from ndpool._triton.launch import (
     window_of,
     window_table,
 )
-from ndpool._triton.memory import Layout, channel_vector, next_power, widest
+from ndpool._triton.memory import BYTES, Layout, channel_vector, next_power, widest
 from ndpool.geometry import AxisPlan
 
 
@@ -189,7 +189,9 @@ def _runs_are_along(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -
     The sums are the same to the bit only if windows overlap along one of both axes at most.
     """
     _, h, last = axes
-    if not layout.channels or layout.sizes[0] * min(itemsize, 8) < tuning.CHANNEL_ROW or not unpadded(axes):
+    # Without full vectors of channels, fewer of them pay.
+    row = tuning.CHANNEL_ROW // (1 if channel_vector(layout, itemsize) * itemsize >= BYTES else 4)
+    if not layout.channels or layout.sizes[0] * min(itemsize, 8) < row or not unpadded(axes):
         return False
     if min(max_overlap(h), max_overlap(last)) > 1 or max_overlap(h) > 2:
         return False

@@ -71,7 +71,7 @@ def region_backward(
     gather: Gather,
     device: torch.device,
 ) -> Launch | None:
-    """Launcher for the gradient of sums, or None if planes have gaps or too many regions."""
+    """Launcher for the gradient of sums, or None if planes have gaps, too many regions, or are too few."""
     plane, planes = prod(a.size for a in axes), layout.sizes[1] * layout.sizes[2]
     if not packed(axes, layout) or not 2**9 <= plane <= 2**16 or itemsize > 8 or layout.int64:
         return None
@@ -80,6 +80,8 @@ def region_backward(
     if found is None:
         return None
     windows, shares, regions, most, pitch = found
+    if planes < tuning.REGION_PLANES and plane + windows.numel() > tuning.REGION_FEW:
+        return None
     arguments = (
         *(windows, shares, regions, plane, pitch, layout.output_strides[1]),
         Division(by, 1 / by),

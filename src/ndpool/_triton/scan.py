@@ -35,7 +35,7 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
         sum((a.out + 8) * abs(s) for a, s in zip(axes, y[3:], strict=True)),
     )
     deep = d.size > 1
-    if reach > LIMIT or (deep and layout.leads > 1):
+    if reach > LIMIT or (deep and (layout.leads > 1 or d.kernel == 1)):
         return None
     if not deep:
         leads = (layout.sizes[1] * layout.sizes[2], layout.sizes[1], layout.leads)

@@ -76,7 +76,10 @@ COLUMN_ROWS = (7, 16), (10, 16)  # windows of a row that contain one input, and 
 COLUMN_CHANNELS = 8, 9  # likewise in channels-last arrays
 COLUMN_DEEP = 25, 9  # windows of a row and of the same rows of a volume; channels-last
 COLUMN_VECTOR = 4  # columns or channels of a lane
+COLUMN_VOLUME = 4  # windows of a volume and stride 2 that contain an input, on average
+COLUMN_SUMS = 48  # that a lane keeps
 COLUMN_LANES = 2**18  # that fill the device
+COLUMN_FEW = 2**15  # too few, which take fewer channels each
 
 # Gradients of sums with stride 1: windows from which one axis is summed first.
 SUM_PASSES = 14, 20  # of contiguous rows, of half types
@@ -90,6 +93,8 @@ RUN_ROWS = 2  # rows of a run on average, from which gradients are computed by r
 # Gradients of sums, by regions of inputs that are contained in the same windows.
 REGIONS = 32, 256  # of the smallest table, and as many as one byte can number
 REGION_WINDOWS = 16  # that contain a region
+REGION_PLANES = 128  # fewer do not fill the device
+REGION_FEW = 2**12  # elements of a plane and of its table, up to which few planes pay, too
 REGION_BLOCK = 512  # vectors at a time
 
 BLOCK = 1024  # elements per program of unpooling

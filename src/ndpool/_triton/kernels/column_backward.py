@@ -27,7 +27,8 @@ class Block(NamedTuple):
     """VEC neighbouring columns per lane, or one column for each of VEC channels.
 
     Every row of outputs takes LOADS loads: of vectors of columns from FIRST on, counted from the first
-    column, the first BEGIN elements of which are not needed, or of all outputs that contain a column.
+    column, the first BEGIN elements of which are not needed, or of all outputs that contain a column. In
+    volumes a lane takes as many planes as the stride: the same outputs contain these, and are read once.
     """
 
     INVERSE: Any  # of the odd part of a window's width, modulo 2**32
@@ -53,32 +54,28 @@ def _quotient(n, BLOCK):
 
 
 @triton.jit
-def _outputs(grad, offsets, at, step, oks, N: tl.constexpr, COMPUTE: tl.constexpr):
-    """Gradients and offsets of N outputs, or vectors of them, `step` apart; all loads come first."""
+def _outputs(grad, offsets, at, step, oks, N: tl.constexpr):
+    """Gradients and offsets of N outputs, or vectors of them, `step` apart."""
     g = ()
     taps = ()
     for m in tl.static_range(N):
         g = g + (tl.load(grad + at + m * step, mask=oks[m]),)
         taps = taps + (tl.load(offsets + at + m * step, mask=oks[m]),)
-    wide = ()
-    wide_taps = ()
-    for m in tl.static_range(N):
-        wide, wide_taps = wide + (widen(g[m], COMPUTE),), wide_taps + (taps[m].to(tl.int32),)
-    return wide, wide_taps
+    return g, taps
 
 
 @triton.jit
-def _sum_of_column(g, taps, oks, last_tap, first, limit, BEGIN: tl.constexpr, WINDOW, BLOCK):
+def _sum_of_column(g, taps, oks, last_tap, limit, BEGIN: tl.constexpr, WINDOW, BLOCK):
     """Sum of the gradients of a row's outputs that take their value from a column, and their tap's row.
 
     The column is tap `last_tap` of the last of these outputs, which follow BEGIN in their tuples. Rows of
-    taps are counted from `first`, and only those below `limit` count. Where there is no such output, the sum
-    is 0 and the row is arbitrary.
+    taps are counted through all planes of the window, and only those below `limit` count. Where there is no
+    such output, the sum is 0 and the row is arbitrary.
     """
     N: tl.constexpr = (WINDOW.KW + WINDOW.SW - 1) // WINDOW.SW
     VECTOR: tl.constexpr = BLOCK.VEC if BLOCK.COLUMNS else 1
     for m in tl.static_range(N):
-        row = _quotient(taps[BEGIN + m] - (last_tap + (N - 1 - m) * WINDOW.SW), BLOCK) - first
+        row = _quotient(taps[BEGIN + m] - (last_tap + (N - 1 - m) * WINDOW.SW), BLOCK)
         # What is masked is never a hit.
         hit = oks[(BEGIN + m) // VECTOR] & (row < limit)
         if m == 0:
@@ -91,35 +88,48 @@ def _sum_of_column(g, taps, oks, last_tap, first, limit, BEGIN: tl.constexpr, WI
 
 
 @triton.jit
-def _column_sums(grad, offsets, at, step, oks, last_tap, first, limit, WINDOW, BLOCK, COMPUTE: tl.constexpr):
-    """`_sum_of_column` for VEC channels of one column, or for VEC neighbouring columns, as a tile."""
-    g, taps = _outputs(grad, offsets, at, step, oks, BLOCK.LOADS, COMPUTE)
-    if BLOCK.COLUMNS:
-        each = ()
-        each_tap = ()
-        each_ok = ()
-        for m in tl.static_range(BLOCK.LOADS):
-            each = each + columns_of(g[m], BLOCK.LANES, BLOCK.VEC)
-            each_tap = each_tap + columns_of(taps[m], BLOCK.LANES, BLOCK.VEC)
+def _column_sums(given, given_taps, BEGIN: tl.constexpr, oks, last_tap, limit, WINDOW, BLOCK, GATHER):
+    """`_sum_of_column` for VEC channels of one column, or for VEC neighbouring columns, as a tile.
+
+    The row's outputs follow BEGIN in their tuples.
+    """
+    g = ()
+    taps = ()
+    each_ok = ()
+    for m in tl.static_range(BLOCK.LOADS):
+        wide = widen(given[BEGIN + m], GATHER.COMPUTE)
+        tap = given_taps[BEGIN + m].to(tl.int32)
+        if BLOCK.COLUMNS:
+            g = g + columns_of(wide, BLOCK.LANES, BLOCK.VEC)
+            taps = taps + columns_of(tap, BLOCK.LANES, BLOCK.VEC)
             each_ok = each_ok + (tl.reshape(oks[m], [BLOCK.LANES]),)
+        else:
+            g, taps, each_ok = g + (wide,), taps + (tap,), each_ok + (oks[m],)
+    if BLOCK.COLUMNS:
         totals = ()
         rows = ()
         for q in tl.static_range(BLOCK.VEC):
-            total, taken = _sum_of_column(
-                each, each_tap, each_ok, last_tap, first, limit, BLOCK.BEGIN + q, WINDOW, BLOCK
-            )
+            total, taken = _sum_of_column(g, taps, each_ok, last_tap, limit, BLOCK.BEGIN + q, WINDOW, BLOCK)
             totals, rows = totals + (total,), rows + (taken,)
         return tile_of(totals, 0, 1, BLOCK.LANES, BLOCK.VEC), tile_of(rows, 0, 1, BLOCK.LANES, BLOCK.VEC)
     else:
-        return _sum_of_column(g, taps, oks, last_tap, first, limit, 0, WINDOW, BLOCK)
+        return _sum_of_column(g, taps, each_ok, last_tap, limit, 0, WINDOW, BLOCK)
 
 
 @triton.jit
-def _added(sums, total, taken, N: tl.constexpr):
-    """The sums of N rows, plus the total in the row where it is taken from."""
+def _added(sums, total, taken, FIRST: tl.constexpr, WINDOW):
+    """The sums of rows of planes, the first of which is plane FIRST of the window.
+
+    The total is added to the row that it is taken from.
+    """
     found = ()
-    for r in tl.static_range(N):
-        found = found + (tl.where(taken == r, sums[r] + total, sums[r]),)
+    for p in tl.static_range(WINDOW.SD):
+        for r in tl.static_range(WINDOW.KH):
+            old = sums[p * WINDOW.KH + r]
+            if FIRST + p < WINDOW.KD:
+                found = found + (tl.where(taken == (FIRST + p) * WINDOW.KH + r, old + total, old),)
+            else:
+                found = found + (old,)
     return found
 
 
@@ -140,7 +150,7 @@ def column_backward_kernel(
     MEMORY,
     GATHER,
 ):
-    """`height` inputs of neighbouring columns per lane. A step along rows of None is 1."""
+    """`height` rows of SD planes of neighbouring columns per lane. A step along rows of None is 1."""
     KD: tl.constexpr = WINDOW.KD
     KH: tl.constexpr = WINDOW.KH
     KW: tl.constexpr = WINDOW.KW
@@ -148,6 +158,7 @@ def column_backward_kernel(
     SH: tl.constexpr = WINDOW.SH
     SW: tl.constexpr = WINDOW.SW
     VEC: tl.constexpr = BLOCK.VEC
+    DEEP: tl.constexpr = (KD + SD - 1) // SD  # planes of outputs that contain an input
     pid = program_number(MEMORY)
     wait_for_previous()
     chunk, d, block = split(pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
@@ -156,7 +167,7 @@ def column_backward_kernel(
     live = live[:, None]
     w = w[:, None]
     zero = w * 0
-    x_base = base_of(c, l1, l2, x_strides, MEMORY)[:, None] * VEC + d * x_strides.d * VEC
+    x_base = base_of(c, l1, l2, x_strides, MEMORY)[:, None] * VEC
     y_base = base_of(c, l1, l2, y_strides, MEMORY)[:, None] * VEC
     oks = ()
     last_tap = 0
@@ -188,37 +199,45 @@ def column_backward_kernel(
     begin = chunk * height
     end = tl.minimum(begin + height, sizes.h)
     sums = ()
-    for _r in tl.static_range(KH):
+    for _r in tl.static_range(SD * KH):
         sums = sums + (tl.zeros([BLOCK.LANES, VEC], GATHER.COMPUTE),)
+    # The last plane of outputs that contains the planes, which begin with its first plane.
+    last_od = d + (-WINDOW.D) // SD
+    first_d = last_od * SD + WINDOW.D
     for oh in range(tl.maximum(0, begin - WINDOW.H - KH + SH) // SH, (end - 1 - WINDOW.H) // SH + 1):
         # Past the last row of outputs no tap counts.
         row_at = y_at + tl.minimum(oh, outs.h - 1) * y_strides.h * VEC
-        for m in tl.static_range((KD + SD - 1) // SD):
-            limit = tl.where(oh < outs.h, KH, 0)
+        # All loads come first.
+        g = ()
+        taps = ()
+        for m in tl.static_range(DEEP):
             at = row_at
-            first = tl.zeros([], tl.uint32)
-            if KD > 1:
-                od = (d - WINDOW.D) // SD - m
-                inside = tl.maximum(0, tl.minimum(od, outs.d - 1))
-                at = row_at + inside * y_strides.d * VEC
-                limit = tl.where(od == inside, limit, 0)
-                limit = tl.where(d - WINDOW.D - od * SD < KD, limit, 0)
-                first = ((d - WINDOW.D - od * SD) * KH).to(tl.uint32)
+            if programs.d is not None:
+                at = row_at + tl.maximum(0, tl.minimum(last_od - m, outs.d - 1)) * y_strides.d * VEC
+            found, found_taps = _outputs(grad, offsets, at, step, oks, BLOCK.LOADS)
+            g, taps = g + found, taps + found_taps
+        for m in tl.static_range(DEEP):
+            limit = tl.where(oh < outs.h, KD * KH, 0)
+            if programs.d is not None:
+                limit = tl.where((last_od >= m) & (last_od - m < outs.d), limit, 0)
             limit = limit.to(tl.uint32)
-            total, taken = _column_sums(
-                grad, offsets, at, step, oks, last_tap, first, limit, WINDOW, BLOCK, GATHER.COMPUTE
-            )
-            sums = _added(sums, total, taken, KH)
+            total, taken = _column_sums(g, taps, m * BLOCK.LOADS, oks, last_tap, limit, WINDOW, BLOCK, GATHER)
+            sums = _added(sums, total, taken, m * SD, WINDOW)
         h = oh * SH + WINDOW.H
-        to = x_at + h * x_strides.h * VEC
-        for r in tl.static_range(SH):
-            done = within(live, zero + (h + r - begin), end - begin)
-            value = sums[r].to(result.dtype.element_ty)
-            tl.store(result + to + r * x_strides.h * VEC, value, mask=done)
+        for p in tl.static_range(SD):
+            n = end - begin
+            if SD > 1:
+                n = tl.where((first_d + p >= 0) & (first_d + p < sizes.d), n, 0)
+            to = x_at + (first_d + p) * x_strides.d * VEC + h * x_strides.h * VEC
+            for r in tl.static_range(SH):
+                done = within(live, zero + (h + r - begin), n)
+                value = sums[p * KH + r].to(result.dtype.element_ty)
+                tl.store(result + to + r * x_strides.h * VEC, value, mask=done)
         left = ()
-        for r in tl.static_range(KH):
-            if r + SH < KH:
-                left = left + (sums[r + SH],)
-            else:
-                left = left + (tl.zeros([BLOCK.LANES, VEC], GATHER.COMPUTE),)
+        for p in tl.static_range(SD):
+            for r in tl.static_range(KH):
+                if r + SH < KH:
+                    left = left + (sums[p * KH + r + SH],)
+                else:
+                    left = left + (tl.zeros([BLOCK.LANES, VEC], GATHER.COMPUTE),)
         sums = left
