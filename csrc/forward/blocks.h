@@ -36,7 +36,7 @@ template <class R, class S, bool indexed> struct Blocks {
     if (p.channels != 1 || p.op == Op::lp || p.n_axes > 3 || p.x_type != p.y_type) return false;
     const int last = p.n_axes - 1;
     if (p.x.pooled[last] != sizeof(S)) return false;
-    if (p.axes[last].regular() && (p.axes[last].step != 1 || p.axes[last].kernel == 1)) return false;
+    if ((p.axes[last].regular() && p.axes[last].step != 1) || taps_of(p) == 1) return false;
     for (int a = 0; a < p.n_axes; ++a) {
       const Axis& axis = p.axes[a];
       if (axis.regular() ? axis.stride < axis.kernel && axis.out > 1 : axis.table_stride != 0) return false;
@@ -400,8 +400,8 @@ private:
   int64_t everywhere(const WindowRows& rows, int64_t n, const V* from, S* y) const {
     const Axis& axis = p_.axes[p_.n_axes - 1];
     reduce_everywhere<R, false>(from, (n - 1) * axis.stride + 1, axis.kernel, 1, folded_);
-    take_every(folded_, n, axis.stride, 1, results_);
-    store_some(results_, n, divisor(rows, interior_.lo), y);
+    if (axis.stride > 1) take_every(folded_, n, axis.stride, 1, results_);
+    store_some(axis.stride > 1 ? results_ : folded_, n, divisor(rows, interior_.lo), y);
     return n;
   }
 

@@ -166,7 +166,8 @@ template <class R, bool exact> typename R::V reduce_max(const typename R::V* x, 
 }
 
 // The maximum of fewer elements than a vector has, in vectors of L that read past the end.
-template <class R, bool exact, int L> typename R::V reduce_few(const typename R::V* x, int64_t taps) {
+template <class R, bool exact, int L>
+__attribute__((noinline)) typename R::V reduce_few(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
   const auto lane = lane_numbers<V, L>();
   Vec<V, L> best = broadcast<Vec<V, L>>(R::init());
