@@ -59,7 +59,8 @@ def backward(
     offsets; None if another kernel is faster even with a multiplication of its own.
     """
     dtype, _, device, aligned = arrays[4:]
-    shorter = simplified(plan, axes, has_index or not divides, size_1=False)
+    # Windows of one element each keep their rows.
+    shorter = simplified(plan, axes, has_index or not divides, size_1=plan.taps == 1)
     for windows in (shorter, (plan, axes)):
         plan, axes = windows
         memory: Any = arrays[:4]
@@ -147,7 +148,7 @@ def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool
     # Blocks of short rows and an odd stride are written element by element, in partial sectors.
     scalar = last.stride % 2 == 1 and last.size * itemsize < tuning.SHORT_ROW
     sparse = tuning.SPARSE // 2 if not layout.channels and (scalar or not dense) else tuning.SPARSE
-    if scalar and rows_are_short(layout, layout.sizes[0], last.size):
+    if scalar and last.stride > 1 and rows_are_short(layout, layout.sizes[0], last.size):
         sparse = tuning.SPARSE_SHORT
     return inputs >= (tuning.SPARSE // 4 if slow else sparse) * outs and prod(overlaps) <= (
         tuning.SHARED if slow else tuning.SHARED // 4

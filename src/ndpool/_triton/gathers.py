@@ -211,7 +211,8 @@ def windows_backward(
     d, h, last = axes
     vec, x_unit, y_unit, columns = _inputs(last, layout, itemsize)
     by_runs = unpadded(axes) and max(max_overlap(d), max_overlap(last)) <= 2
-    if not (layout.channels or gather.HAS_INDEX):
+    irregular = not all(a.regular for a in axes)
+    if not (layout.channels or gather.HAS_INDEX or (irregular and vec == 1)):
         by_runs = by_runs and h.size >= tuning.RUN_ROWS * len(run_starts(h))
     # Where few inputs have many windows each, every thread takes one input.
     few = not by_runs and gather.HAS_INDEX and prod(map(max_overlap, axes)) > 8
@@ -225,7 +226,6 @@ def windows_backward(
     if by_lanes:
         n_lanes *= h.size
     lanes = lanes_for(n_lanes, tuning.THREADS)
-    irregular = not all(a.regular for a in axes)
     found, numbers = zip(*(input_table(a, device) for a in axes), strict=True)
     if by_runs:
         # Sums of channels or full vectors take no longer than their stores: more programs, of one run each.
