@@ -21,7 +21,8 @@ template <class V> class Scatter {
   static constexpr Index nowhere = 1 << 30;
   static constexpr int64_t far_nowhere = int64_t(1) << 60;
   // Bytes of a box: within L2; the smallest that is worth a thread.
-  static constexpr int64_t box_bytes = 256 * 1024, min_box_bytes = 8 * 1024;
+  static constexpr int64_t box_bytes = 256 * 1024, min_box_bytes = 8 * 1024, max_box_bytes = 4 * 1024 * 1024;
+  static constexpr double max_visits = 1.6;  // of an output
   static constexpr int64_t min_units = 8, max_columns = 1 << 11, max_rows = 1 << 12;
   static constexpr int64_t largest_table = 1 << 12;  // taps
   static constexpr int64_t sparse = 16;              // elements per output
@@ -77,28 +78,45 @@ private:
     bool shared = false;  // windows overlap
     bool packed, direct;  // results have no gaps; sums are computed in place
 
-    explicit Boxes(const Problem& p) : split(p.n_axes - 1), packed(packed_planes(p)) {
+    explicit Boxes(const Problem& p) : packed(packed_planes(p)) {
       for (int a = 0; a < p.n_axes; ++a) shared |= max_covers(p.axes[a], p.planes) > 1;
       direct = packed && (stored_as<V>(p.y_type) || !shared);
-      const int64_t item = direct ? size_of(p.y_type) : int64_t(sizeof(V)), limit = box_bytes / item;
-      int64_t inner = p.channels, outer = p.planes, outputs = p.channels;
+      const int64_t item = direct ? size_of(p.y_type) : int64_t(sizeof(V));
+      // Where small boxes would visit outputs several times, as in channels-last volumes, larger ones are faster: only the
+      // inputs of a few rows of outputs have to stay in the cache.
+      for (int64_t bytes = box_bytes; cut(p, bytes / item) > max_visits && bytes < max_box_bytes;) bytes *= 2;
+      const Axis& axis = p.axes[split];
+      int64_t inner = p.channels, outer = p.planes;
+      for (int a = split + 1; a < p.n_axes; ++a) inner *= p.axes[a].size;
+      for (int a = 0; a < split; ++a) outer *= p.axes[a].size;
+      const int64_t units = p.threads > 1 ? min_units : 1;
+      while (tile > 2 * span(axis) && tile * inner * item > min_box_bytes &&
+             outer * ceil_div(axis.size, tile) < units)
+        tile = (tile + 1) / 2;
+      count = outer / p.planes * ceil_div(axis.size, tile);
+      elements = tile * inner;
+    }
+
+  private:
+    static int64_t span(const Axis& axis) { return axis.regular() ? span_of(axis) : axis.kernel; }
+
+    // Cuts planes into boxes of about `limit` elements; returns how often an output is visited, about.
+    double cut(const Problem& p, int64_t limit) {
+      split = p.n_axes - 1;
+      int64_t inner = p.channels, outputs = p.channels;
       while (split > 0 && inner * p.axes[split].size <= limit) {
         outputs *= p.axes[split].out;
         inner *= p.axes[split--].size;
       }
-      for (int a = 0; a < split; ++a) outer *= p.axes[a].size;
       const Axis& axis = p.axes[split];
-      const int64_t span = axis.regular() ? span_of(axis) : axis.kernel;
       // Not much shorter than a window, so that few outputs reach several boxes; whole planes have all outputs in
       // one row.
-      tile = max(limit / inner, min(4 * span, 4 * limit / inner));
+      tile = max(limit / inner, min(4 * span(axis), 4 * limit / inner));
       if (axis.kernel == 1 && outputs <= max_columns) tile = min(tile, max_columns / max(1, outputs));
       tile = max(1, min(axis.size, tile));
-      while (tile > 2 * span && tile * inner * item > min_box_bytes &&
-             outer * ceil_div(axis.size, tile) < min_units)
-        tile = (tile + 1) / 2;
-      count = outer / p.planes * ceil_div(axis.size, tile);
-      elements = tile * inner;
+      double visits = tile < axis.size ? double(tile + span(axis) - 1) / double(tile) : 1;
+      for (int a = 0; a < split; ++a) visits *= double(min(span(p.axes[a]), p.axes[a].size));
+      return visits;
     }
   };
 

@@ -21,6 +21,7 @@ template <class R, class S, bool indexed> struct Blocks {
   static constexpr int batch = 4;             // planes reduced together
   static constexpr int64_t max_copied = 64;   // rows at the end of the array that are copied
   static constexpr int64_t long_column = 16;  // rows of a plane above which a batch takes turns
+  static constexpr int64_t long_window = max(long_sum, 2 * wide<V>);  // which no vector reads past
   static constexpr int64_t min_indexed = 12;  // columns of a window with offsets; narrow ones cost more here
   static constexpr int64_t max_step = 8;      // stride up to which windows are reduced at every element
   static constexpr bool can_be_nan = R::is_max && is_real<V>;
@@ -291,12 +292,13 @@ private:
       const WindowRows rows = this->rows();
       const int64_t first = walk_.tile_begin(), n = walk_.tile_end() - first;
       const Span in = inputs_touched(walk_.last(), first, first + n);
-      // A single row is reduced in place; up to 8 vectors are read at once.
+      // A single row is reduced in place, if it is one long window or up to 8 vectors can be read past its end.
       const V* folded = folded_;
       bool nan = false;
       if constexpr (std::is_same_v<S, V>)
         if ((!indexed || axis.kernel >= long_sum) && rows.count() == 1 &&
-            readable_.contains(rows.x, in.to + 8 * N)) {
+            ((axis.out == 1 && in.to - in.from >= long_window) ||
+             readable_.contains(rows.x, in.to + 8 * N))) {
           folded = rows.x + in.from;
           if constexpr (can_be_nan) nan = may_contain_nan(folded, in.to - in.from);
         }
@@ -393,7 +395,7 @@ private:
       case 10:
         return reduce_strided<10>(rows, n, from, y);
       }
-    return axis.stride <= max_step ? everywhere(rows, n, from, y) : 0;
+    return axis.kernel <= axis.stride && axis.stride <= max_step ? everywhere(rows, n, from, y) : 0;
   }
 
   // Whole windows of any width: reduces the row at every element and keeps one result for each window.

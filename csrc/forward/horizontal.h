@@ -92,8 +92,7 @@ __attribute__((always_inline)) inline typename R::V reduce_vector(Vx v) {
   return v[0];
 }
 
-// Reduces one block of at least 16 taps: 16 interleaved results, then by halves. Reads whole vectors past the
-// end.
+// Reduces one block of at least 16 taps: 16 interleaved results, then by halves.
 template <class R, bool exact> typename R::V reduce_block(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
   constexpr int N = min(interleaved, wide<V>), W = interleaved / N;
@@ -103,10 +102,11 @@ template <class R, bool exact> typename R::V reduce_block(const typename R::V* x
   int64_t at = interleaved;
   for (; at + interleaved <= taps; at += interleaved)
     for (int w = 0; w < W; ++w) parts[w] = merged<R, exact>(read<V, N>(x + at + w * N), parts[w]);
-  const auto lane = lane_numbers<V, N>();
-  for (int w = 0; w < W && at + w * N < taps; ++w) {
-    const auto inside = lane < UnsignedLike<V>(min(N, taps - at - w * N));
-    parts[w] = merged<R, exact>(inside ? read<V, N>(x + at + w * N) : broadcast<Vn>(R::init()), parts[w]);
+  if (at < taps) {
+    V tail[interleaved + wide<V>];
+    for (V& v : tail) v = R::init();
+    copy_exactly(x + at, tail, taps - at);
+    for (int w = 0; w < W; ++w) parts[w] = merged<R, exact>(read<V, N>(tail + w * N), parts[w]);
   }
   for (int m = W / 2; m > 0; m /= 2)
     for (int w = 0; w < m; ++w) parts[w] = merged<R, exact>(parts[w + m], parts[w]);
@@ -178,7 +178,7 @@ __attribute__((noinline)) typename R::V reduce_few(const typename R::V* x, int64
   return reduce_vector<R, exact>(best);
 }
 
-// Reduces one window of `taps` contiguous elements; vectors may read past its end.
+// Reduces one window of `taps` contiguous elements; vectors read past its end only if a vector is longer.
 template <class R, bool exact = true> typename R::V reduce_window(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
   constexpr int few = min(wide<V>, 16);

@@ -41,12 +41,13 @@ merge_with_offset(const Vx& later, const Cx& later_offset, Vx& best, Cx& offset)
 // Whether a vector of sums contains a NaN. Opposite infinities look like one; their work is repeated in vain.
 template <class V> inline bool contains_nan(V sum) { return any(sum != sum); }
 
-// Whether n elements may contain a NaN: their sum then is NaN, as it is for opposite infinities. Reads whole
-// vectors, past the end as well.
+// Whether n elements may contain a NaN: their sum then is NaN, as it is for opposite infinities. Vectors
+// read past the end only if there are fewer elements than two vectors.
 template <class V> bool may_contain_nan(const V* x, int64_t n) {
   constexpr int N = wide<V>;
   Vec<V, N> a{}, b{};
   for (int64_t j = 0; j < n; j += 2 * N) {
+    if (n >= 2 * N) j = min(j, n - 2 * N);  // the last vectors may overlap
     a += read<V, N>(x + j);
     if (j + N < n) b += read<V, N>(x + j + N);
   }
