@@ -11,7 +11,7 @@
 namespace ndpool {
 namespace {
 
-constexpr int doubles = wide<double>;
+constexpr int doubles = wide<double> < 4 ? 4 : wide<double>;  // so that as many floats fill a vector, too
 using Doubles = Vec<double, doubles>;
 
 // log2(a) of positive normal numbers, with an error of less than 1e-11: a = 2^e * m, and log2(m) = 2 atanh(f) / ln(2) with

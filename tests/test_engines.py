@@ -189,6 +189,18 @@ def test_windows_of_more_rows_than_a_byte_counts(isa, name):
             assert np.array_equal(rows * columns + within % columns, first), (kernel, wide)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_one_long_window_in_a_row(isa, dtype):
+    """The same bits whether the array ends with the row or not."""
+    x = torch.randn(70_003, generator=torch.Generator().manual_seed(7), dtype=dtype)
+    for n in (33, 100, 511, 700, 5000, 70_003):
+        row = x[-n:].clone()[None, None]
+        want = ndpool.avg_pool1d(torch.cat((row, row), 2), n)[..., :1]
+        for got in (ndpool.adaptive_avg_pool1d(row, 1), ndpool.avg_pool1d(row, n)):
+            assert torch.equal(got, want), n
+        assert torch.equal(ndpool.max_pool1d(row, n, 3), row.amax(2, keepdim=True))
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 def test_long_sums_have_one_order(isa, last):
     """Rows of more than 512 elements are sums of blocks, the same in every layout and in every batch."""
@@ -520,6 +532,94 @@ def test_norms(isa, dtype, last):
         torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
         magnitude = slope.abs().max().item()
         torch.testing.assert_close(found.double(), slope, rtol=8 * tolerance, atol=tolerance * magnitude)
+
+
+@pytest.mark.parametrize("norm", [0.5, 1.0, 1.5, 2.5, 3.0, 4.0, 7.0, 8.0, 9.0, 12.0, -1.0, -2.0, -3.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_norms_of_any_exponent(isa, dtype, norm):
+    """Whole, broken and negative exponents; zeros, infinities, NaN and negative elements among the rest."""
+    x = torch.randn((3, 5, 21, 37), generator=torch.Generator().manual_seed(4), dtype=torch.float64).to(dtype)
+    if norm % 2:  # otherwise powers of either sign cancel
+        x = x.abs()
+    x[0] = x[0].abs()
+    special = torch.tensor([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, 1e-3]).to(dtype)
+    x[1, :, :7, ::2] = special[:, None]
+    x[1, 0] = x[1, 0].abs()
+    args = (norm, (2, 3), (1, 2))
+    want = torch.nn.functional.lp_pool2d(x.double(), *args)
+    got = ndpool.lp_pool2d(x, *args)
+    if dtype == torch.bfloat16:  # sums are rounded by PyTorch, and its overflows are those of float32
+        want = torch.nn.functional.lp_pool2d(x.float(), *args)
+    elif dtype == torch.float32:
+        small = torch.nn.functional.lp_pool2d(x, *args)
+        want = torch.where(small.isfinite() & (small != 0), want, small.double())
+    tolerance = {torch.float32: 2e-6, torch.float64: 1e-14, torch.bfloat16: 1e-2}[dtype]
+    torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("norm", [1.5, 3.0, 5.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_norms_of_any_exponent(isa, dtype, norm):
+    x = torch.rand((2, 6, 13, 30), generator=torch.Generator().manual_seed(5), dtype=dtype) + 0.1
+    for args in ((3, 2), (4, 1), ((1, 5), 5)):
+        slopes = []
+        for module, leaf in ((ndpool, x.clone()), (torch.nn.functional, x.double())):
+            y = module.lp_pool2d(leaf.requires_grad_(), norm, *args)
+            slopes += torch.autograd.grad((y * torch.arange(y.shape[-1])).sum(), leaf)
+        tolerance = 1e-4 if dtype == torch.float32 else 1e-11
+        torch.testing.assert_close(slopes[0].double(), slopes[1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_windows_with_gaps(isa, dtype):
+    """Strides longer than the window, on long and short rows and single planes, with and without indices."""
+    for shape in ((1, 2, 1, 3001), (20, 1, 3, 130), (1, 1, 67, 91), (4, 6, 31, 30)):
+        x = data(shape, dtype, False, special=False)
+        for kernel, stride in product((1, 2, 3, 4, 5, 8, 9, 13, 20, 33), (0, 1, 3, 14)):
+            if kernel > shape[3]:
+                continue
+            window = ((min(kernel, shape[2], 3), kernel), (2, kernel + stride))
+            truth = x.double() if x.dtype.is_floating_point else x.to(torch.int64).double()
+            want, where = torch.nn.functional.max_pool2d(truth, *window, ceil_mode=True, return_indices=True)
+            got, index = ndpool.max_pool2d(x, *window, ceil_mode=True, return_indices=True)
+            assert torch.equal(got.double(), want), (shape, window)
+            assert torch.equal(index, where), (shape, window)
+            assert torch.equal(ndpool.max_pool2d(x, *window, ceil_mode=True).double(), want), (shape, window)
+            if dtype in (torch.float32, torch.float64):
+                mean = ndpool.avg_pool2d(x, *window, ceil_mode=True).double()
+                wanted = torch.nn.functional.avg_pool2d(truth, *window, ceil_mode=True)
+                torch.testing.assert_close(mean, wanted, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_indices_of_long_windows_in_a_row(isa, dtype):
+    """Windows of one long row, found one by one; the first of equal elements, the last NaN."""
+    x = data((1, 3, 1, 9000), dtype, False, special=dtype.is_floating_point)[:, :2]
+    truth = x if x.dtype.is_floating_point else x.to(torch.int64).double()
+    for size in (1, 2, 7, 100, 450, 1000, 3001):
+        want, where = torch.nn.functional.adaptive_max_pool2d(truth, (1, size), return_indices=True)
+        got, index = ndpool.adaptive_max_pool2d(x, (1, size), return_indices=True)
+        assert torch.equal(index, where), size
+        assert_same(got.to(truth.dtype), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_gradients_of_channels_last_volumes(isa, dtype):
+    """Boxes of several depths, on one thread and on two."""
+    for shape, args in [
+        ((1, 200, 7, 18, 19), (3, 1, 1)),
+        ((1, 130, 9, 20, 13), (3, 2, 1)),
+        ((2, 96, 5, 33, 9), (2, 1)),
+    ]:
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(6)).to(dtype)
+        x = x.contiguous(memory_format=torch.channels_last_3d).requires_grad_()
+        want = torch.nn.functional.max_pool3d(x.double(), *args)
+        up = torch.arange(want.numel()).remainder(5).reshape(want.shape).double()
+        (slope,) = torch.autograd.grad(want, x, up)
+        for threads in (1, 2):
+            ndpool.set_num_threads(threads)
+            (found,) = torch.autograd.grad(ndpool.max_pool3d(x, *args), x, up.to(dtype))
+            assert torch.equal(found, slope), (shape, threads)
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])

@@ -181,11 +181,11 @@ __attribute__((noinline)) typename R::V reduce_few(const typename R::V* x, int64
 // Reduces one window of `taps` contiguous elements; vectors read past its end only if a vector is longer.
 template <class R, bool exact = true> typename R::V reduce_window(const typename R::V* x, int64_t taps) {
   using V = typename R::V;
-  constexpr int few = min(wide<V>, 16);
+  constexpr int few = min(wide<V>, 16), fewer = few >= 8 ? few / 2 : few;
   if constexpr (R::is_max) {
     if (taps >= wide<V>) return reduce_max<R, exact>(x, taps);
-    if (taps > few / 2) return reduce_few<R, exact, few>(x, taps);
-    if (taps > 2) return reduce_few<R, exact, few / 2>(x, taps);
+    if (taps > fewer) return reduce_few<R, exact, few>(x, taps);
+    if (taps > 2) return reduce_few<R, exact, fewer>(x, taps);
   }
   constexpr int streams =
       interleaved / wide<V> >= 4 ? 1 : 4;  // with narrow vectors one block fills the registers
