@@ -22,8 +22,9 @@ template <class R, class S, bool indexed> struct Blocks {
   static constexpr int64_t max_copied = 64;   // rows at the end of the array that are copied
   static constexpr int64_t long_column = 16;  // rows of a plane above which a batch takes turns
   static constexpr int64_t long_window = max(long_sum, 2 * wide<V>);  // which no vector reads past
-  static constexpr int64_t min_indexed = 12;  // columns of a window with offsets; narrow ones cost more here
-  static constexpr int64_t max_step = 8;      // stride up to which windows are reduced at every element
+  // With offsets, windows narrower than this pay on short rows of volumes only.
+  static constexpr int64_t min_indexed = 12, short_row = 32;
+  static constexpr int64_t max_step = 8;  // stride up to which windows are reduced at every element
   static constexpr bool can_be_nan = R::is_max && is_real<V>;
   // Vectors of few lanes are transposed in a few steps.
   static constexpr bool transposes = sizeof(V) >= 4 && !indexed;
@@ -42,7 +43,8 @@ template <class R, class S, bool indexed> struct Blocks {
       const Axis& axis = p.axes[a];
       if (axis.regular() ? axis.stride < axis.kernel && axis.out > 1 : axis.table_stride != 0) return false;
     }
-    return !indexed || p.axes[last].kernel >= min_indexed;
+    return !indexed || p.axes[last].kernel >= min_indexed ||
+           (p.n_axes == 3 && p.axes[last].size <= short_row);
   }
 
   static void prepare(Problem& p) {
@@ -294,11 +296,11 @@ private:
       const Span in = inputs_touched(walk_.last(), first, first + n);
       // A single row is reduced in place, if it is one long window or up to 8 vectors can be read past its end.
       const V* folded = folded_;
-      bool nan = false;
+      bool nan = false, reads_past = true;
       if constexpr (std::is_same_v<S, V>)
         if ((!indexed || axis.kernel >= long_sum) && rows.count() == 1 &&
-            ((axis.out == 1 && in.to - in.from >= long_window) ||
-             readable_.contains(rows.x, in.to + 8 * N))) {
+            ((reads_past = readable_.contains(rows.x, in.to + 8 * N)) ||
+             (axis.out == 1 && in.to - in.from >= long_window))) {
           folded = rows.x + in.from;
           if constexpr (can_be_nan) nan = may_contain_nan(folded, in.to - in.from);
         }
@@ -321,7 +323,8 @@ private:
             return;
           }
         if (rows.count() && w.taps)
-          best = nan ? reduce_window<R>(from, w.taps) : reduce_window<R, false>(from, w.taps);
+          best = nan ? reduce_window<R>(from, w.taps, reads_past)
+                     : reduce_window<R, false>(from, w.taps, reads_past);
         if constexpr (!R::is_max) best = mean(best, divisor(rows, first + o));
         finish(rows, w, first + o, nan, best, *reinterpret_cast<S*>(y + o * step), extra + o * extra_step);
       };

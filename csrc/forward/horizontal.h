@@ -92,8 +92,10 @@ __attribute__((always_inline)) inline typename R::V reduce_vector(Vx v) {
   return v[0];
 }
 
-// Reduces one block of at least 16 taps: 16 interleaved results, then by halves.
-template <class R, bool exact> typename R::V reduce_block(const typename R::V* x, int64_t taps) {
+// Reduces one block of at least 16 taps: 16 interleaved results, then by halves. Reads whole vectors past its end if
+// `reads_past`.
+template <class R, bool exact>
+typename R::V reduce_block(const typename R::V* x, int64_t taps, bool reads_past) {
   using V = typename R::V;
   constexpr int N = min(interleaved, wide<V>), W = interleaved / N;
   using Vn = Vec<V, N>;
@@ -102,11 +104,15 @@ template <class R, bool exact> typename R::V reduce_block(const typename R::V* x
   int64_t at = interleaved;
   for (; at + interleaved <= taps; at += interleaved)
     for (int w = 0; w < W; ++w) parts[w] = merged<R, exact>(read<V, N>(x + at + w * N), parts[w]);
-  if (at < taps) {
-    V tail[interleaved + wide<V>];
-    for (V& v : tail) v = R::init();
-    copy_exactly(x + at, tail, taps - at);
-    for (int w = 0; w < W; ++w) parts[w] = merged<R, exact>(read<V, N>(tail + w * N), parts[w]);
+  V copy[interleaved];
+  const V* tail = x + at;
+  if (at < taps && !reads_past) {
+    for (int t = 0; t < interleaved && at + t < taps; ++t) copy[t] = tail[t];
+    tail = copy;
+  }
+  for (int w = 0; w < W && at + w * N < taps; ++w) {
+    const auto inside = lane_mask<V, N>(min(N, taps - at - w * N));
+    parts[w] = merged<R, exact>(inside ? read<V, N>(tail + w * N) : broadcast<Vn>(R::init()), parts[w]);
   }
   for (int m = W / 2; m > 0; m /= 2)
     for (int w = 0; w < m; ++w) parts[w] = merged<R, exact>(parts[w + m], parts[w]);
@@ -178,8 +184,10 @@ __attribute__((noinline)) typename R::V reduce_few(const typename R::V* x, int64
   return reduce_vector<R, exact>(best);
 }
 
-// Reduces one window of `taps` contiguous elements; vectors read past its end only if a vector is longer.
-template <class R, bool exact = true> typename R::V reduce_window(const typename R::V* x, int64_t taps) {
+// Reduces one window of `taps` contiguous elements. Vectors may read past its end; without `reads_past` only if a vector
+// is longer.
+template <class R, bool exact = true>
+typename R::V reduce_window(const typename R::V* x, int64_t taps, bool reads_past = true) {
   using V = typename R::V;
   constexpr int few = min(wide<V>, 16), fewer = few >= 8 ? few / 2 : few;
   if constexpr (R::is_max) {
@@ -189,8 +197,8 @@ template <class R, bool exact = true> typename R::V reduce_window(const typename
   }
   constexpr int streams =
       interleaved / wide<V> >= 4 ? 1 : 4;  // with narrow vectors one block fills the registers
-  const auto part = [](const V* x, int64_t taps) {
-    if (taps >= long_sum) return reduce_block<R, exact>(x, taps);
+  const auto part = [reads_past](const V* x, int64_t taps) {
+    if (taps >= long_sum) return reduce_block<R, exact>(x, taps, reads_past);
     V best = x[0];
     for (int64_t t = 1; t < taps; ++t) best = R::merge(x[t], best);
     return best;
