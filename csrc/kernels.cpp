@@ -108,7 +108,7 @@ bool forward_side_by_side(std::string_view engine, const Problem& p) {
 constexpr double max_sum_row[3][3] = {{68, 60, 380}, {258, 90, 1750}, {1740, 590, 1750}};
 constexpr double max_norm_row[3][3] = {{0, 0, 0}, {50, 19, 60}, {44, 22, 60}};
 
-// Whether a backward problem, of sums or norms, is faster side by side. Single windows, disjoint windows of 2, and
+// Whether a backward problem, of sums or norms, is faster side by side. Whole planes, disjoint windows of 2, and
 // 3 x 3 with stride 1 have fast paths along the rows.
 bool backward_side_by_side(const Problem& p) {
   if (p.extra != Extra::none) return false;
@@ -116,7 +116,7 @@ bool backward_side_by_side(const Problem& p) {
   bool single = true, pairs = !halves, threes = !halves && p.n_axes == 2;
   for (int a = 0; a < p.n_axes; ++a) {
     const Axis& axis = p.axes[a];
-    single &= axis.out == 1;
+    single &= axis.out == 1 && !axis.table_stride && window(axis, 0).taps == axis.size;
     pairs &= axis.regular() && axis.kernel == 2 && axis.stride == 2 && axis.size == 2 * axis.out;
     threes &= axis.regular() && axis.kernel == 3 && axis.stride == 1 && axis.step == 1;
   }

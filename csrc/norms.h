@@ -324,6 +324,7 @@ private:
     V* const grad = sources_ + at;
     if (p_.norm == 2)
       return with_each(row, at, [=](V y, int64_t j) { grad[j] = y == 0 ? V(0) : grad[j] / y; });
+    if (p_.norm == 1) return with_each(row, at, [=](V y, int64_t j) { grad[j] = y == 0 ? V(0) : grad[j]; });
     load_(row, operand_);
     constexpr int64_t piece = 256;
     V factor[piece];
@@ -341,6 +342,7 @@ private:
   void multiply(const Row& row, int64_t at, V* to) const {
     const V* const grad = results_ + at;
     if (p_.norm == 2) return with_each(row, at, [=](V x, int64_t j) { to[j] = grad[j] * x; });
+    if (p_.norm == 1) return to == grad ? void() : copy_exactly(grad, to, row.n * row.channels);
     load_(row, operand_);
     powers(operand_, row.n * row.channels, p_.norm - 1);
     in_vectors(row.n * row.channels, [&](int64_t j) { to[j] = grad[j] == 0 ? V(0) : grad[j] * operand_[j]; });

@@ -126,7 +126,8 @@ template <class T, int B> void scatter_run(const T* from, int64_t lanes, char* c
 template <Over work> struct SideBySide {
   static constexpr const char* engine = "side_by_side";
   // Bytes of a transposed group of planes: those that fit in L2, and at most.
-  static constexpr int64_t l2_bytes = 256 * 1024, max_bytes = 4096 * 1024;
+  static constexpr int64_t l2_bytes = 256 * 1024, cut_bytes = 1024 * 1024, max_bytes = 4096 * 1024,
+                           long_row = 64;
   static constexpr int max_lanes = 64;
 
   static int arrays(const Problem& p, Transposed (&list)[4]) {
@@ -164,12 +165,41 @@ template <Over work> struct SideBySide {
     return lanes;
   }
 
+  // The pieces into which planes are cut along one axis, so that a group fits in L2 and every thread has a piece.
+  struct Cut {
+    int axis;
+    int64_t pieces;
+  };
+
+  // What two pieces share is transposed twice, so a piece is several times as long; the axis is the one that allows most
+  // pieces. A piece must round as the plane does: windows with different divisors stay whole and, backward, no piece is
+  // so short that fewer windows overlap there.
+  static Cut cut_of(const Problem& p, int64_t lanes) {
+    Cut best{0, 1};
+    if (p.divide && !common_divisor(p)) return best;
+    const int64_t groups = ceil_div(p.planes, lanes),
+                  wanted = max(ceil_div(lanes * plane_bytes(p), cut_bytes), ceil_div(p.threads, groups));
+    for (int a = 0; a < (p.extra == Extra::index64 ? 1 : p.n_axes) && best.pieces < wanted; ++a) {
+      const Axis& axis = p.axes[a];
+      const int64_t overlap = max(0, span_of(axis) - axis.stride),
+                    unit = work == Over::outputs ? axis.stride : 1;
+      const int64_t shared = work == Over::outputs ? 4 * overlap
+                             : overlap             ? 2 * span_of(axis) + axis.stride
+                                                   : 1;
+      const int64_t shortest = ceil_div(max(a + 1 == p.n_axes ? long_row : 1, shared), unit);
+      const int64_t pieces = axis.regular() ? min(wanted, extent(axis, work) / shortest) : 1;
+      if (pieces > best.pieces) best = {a, pieces};
+    }
+    return best;
+  }
+
   static bool supports(const Problem& p) {
     if (p.channels != 1) return false;
     for (int a = 0; a < p.n_axes; ++a)
       if (p.axes[a].table_stride) return false;
     const int64_t lanes = lanes_of(p);
-    return (2 * p.planes >= lanes || few_planes_pay(p)) && lanes * plane_bytes(p) <= max_bytes;
+    return (2 * p.planes >= lanes || few_planes_pay(p)) &&
+           lanes * plane_bytes(p) <= max_bytes * cut_of(p, lanes).pieces;
   }
 
   // Lanes without a plane cost as much as others: planes that fill less than half of the lanes pay only if rows
@@ -182,16 +212,63 @@ template <Over work> struct SideBySide {
     return p.planes >= (forward ? 3 : 4) && p.planes * row_per_plane >= row;
   }
 
+  // A unit is a piece of a group of planes.
   static void prepare(Problem& p) {
     p.tile = lanes_of(p);
-    p.tiles = 1;
-    p.units = ceil_div(p.planes, p.tile);
-    Problem inner = inner_problem(p);
-    inner_kernel(inner).prepare(inner);
-    p.scratch = inner.scratch + 64;
+    p.tiles = cut_of(p, p.tile).pieces;
+    p.units = ceil_div(p.planes, p.tile) * p.tiles;
+    p.scratch = 0;
+    for (int64_t k = 0; k < p.tiles; ++k) {
+      const Problem part = cropped(p, piece(p, k));
+      Problem inner = inner_problem(part);
+      inner_kernel(inner).prepare(inner);
+      p.scratch = max(p.scratch, inner.scratch + 64 + transposed_bytes(part));
+    }
+  }
+
+  static int64_t transposed_bytes(const Problem& part) {
+    Transposed list[4];
+    int64_t bytes = 0;
+    for (int k = arrays(part, list) - 1; k >= 0; --k)
+      bytes += Scratch::bytes<char>(plane_elements(part, list[k].over) * part.tile * list[k].item);
+    return bytes;
+  }
+
+  // The inputs and outputs of a piece along the axis that is cut: its outputs with the inputs of their windows or, backward, its
+  // inputs with the outputs whose windows contain them; at least one of each.
+  struct Piece {
+    int axis;
+    Range inputs, outputs;
+  };
+
+  static Piece piece(const Problem& p, int64_t k) {
+    const int a = p.tiles == 1 ? 0 : cut_of(p, p.tile).axis;
+    const Axis& axis = p.axes[a];
+    if (p.tiles == 1) return {a, {0, axis.size}, {0, axis.out}};
+    const int64_t n = extent(axis, work), begin = k * n / p.tiles, end = (k + 1) * n / p.tiles;
+    const auto within = [](Range r, int64_t size) {
+      const int64_t lo = min(max(0, r.lo), size - 1);
+      return Range{lo, max(lo + 1, min(size, r.hi))};
+    };
+    if (work == Over::outputs)
+      return {a, within(inputs_under(axis, begin, end - begin), axis.size), {begin, end}};
+    return {a, {begin, end}, within(outputs_over(axis, begin, end - begin), axis.out)};
+  }
+
+  // The problem that pools this piece of every plane.
+  static Problem cropped(const Problem& p, const Piece& piece) {
+    Problem part = p;
+    Axis& axis = part.axes[piece.axis];
+    axis.size = piece.inputs.hi - piece.inputs.lo;
+    axis.out = piece.outputs.hi - piece.outputs.lo;
+    axis.origin += piece.outputs.lo * axis.stride - piece.inputs.lo;
+    axis.lo -= piece.inputs.lo;
+    axis.hi -= piece.inputs.lo;
     Transposed list[4];
     for (int k = arrays(p, list) - 1; k >= 0; --k)
-      p.scratch += Scratch::bytes<char>(plane_elements(p, list[k].over) * p.tile * list[k].item);
+      (part.*list[k].to).data +=
+          (list[k].over == Over::inputs ? piece.inputs : piece.outputs).lo * list[k].from->pooled[piece.axis];
+    return part;
   }
 
   static Kernel inner_kernel(const Problem& inner);
@@ -237,6 +314,17 @@ template <Over work> struct SideBySide {
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    for (int64_t unit = begin; unit < end && !p.stopped();) {
+      const int64_t stop = p.tiles == 1 ? end : unit + 1;
+      const Piece part = piece(p, unit % p.tiles);
+      groups(cropped(p, part), unit / p.tiles, (stop - 1) / p.tiles + 1, part.inputs.lo, memory);
+      unit = stop;
+    }
+  }
+
+private:
+  // Pools the groups [begin, end) of the planes of a piece that begins at row `first_row` of the whole planes.
+  static void groups(const Problem& p, int64_t begin, int64_t end, int64_t first_row, char* memory) {
     Scratch scratch(memory);
     const int64_t lanes = p.tile;
     Problem inner = inner_problem(p);
@@ -254,12 +342,12 @@ template <Over work> struct SideBySide {
       kernel.run(inner, 0, inner.units, inner_scratch);
       if (p.stopped()) return;
       if (inner.op != p.op) take_roots(inner);
+      if (inner.extra == Extra::index64 && first_row) shift_indices(inner, first_row);
       for (int k = 0; k < n; ++k)
         if (list[k].written) scatter(p, list[k], inner, first, planes);
     }
   }
 
-private:
   // The address of the plane of each lane; lanes without a plane repeat the last one.
   static void locate(const Problem& p, const Array& array, int64_t first, int64_t planes, char** plane) {
     for (int64_t l = 0; l < p.tile; ++l) {
@@ -295,6 +383,14 @@ private:
       roots(reinterpret_cast<float*>(inner.y.data), n, 2);
     else
       roots(reinterpret_cast<double*>(inner.y.data), n, 2);
+  }
+
+  // Indices into a piece become indices into the plane.
+  static void shift_indices(const Problem& inner, int64_t first_row) {
+    const int64_t n = plane_elements(inner, Over::outputs) * inner.channels;
+    const int64_t before = first_row * (plane_elements(inner) / inner.axes[0].size);
+    int64_t* indices = reinterpret_cast<int64_t*>(inner.extra_array.data);
+    in_vectors(n, [=](int64_t j) { indices[j] += before; });
   }
 
   static void gather(const Problem& p, const Transposed& t, const Problem& inner, int64_t first,

@@ -438,6 +438,62 @@ def test_few_planes_of_short_rows(isa, dtype):
                     torch.testing.assert_close(grad, want.to(dtype))
 
 
+PIECES = [  # planes that are pooled side by side, in pieces where they are large or few
+    ("max_pool1d", (4, 3, 20_000), (4, 4, 1)),
+    ("max_pool1d", (1, 5, 70_001), (5, 3, 2)),
+    ("max_pool2d", (2, 4, 3_001, 9), (4, 2, 1)),
+    ("max_pool2d", (1, 6, 9, 2_003), ((9, 3), (9, 2))),
+    ("max_pool3d", (2, 3, 37, 38, 20), (2, (1, 1, 2), (1, 0, 0), 1, True)),
+    ("avg_pool2d", (1, 9, 2_500, 7), ((5, 3), (2, 2), (2, 1))),
+    ("avg_pool2d", (1, 9, 2_500, 7), ((5, 3), (2, 2), (2, 1), False, False)),  # divisors differ: in one piece
+    ("avg_pool3d", (2, 4, 7, 37, 36), (5, (1, 2, 2))),
+    ("avg_pool3d", (1, 6, 90, 11, 13), (3, 2, 1)),
+    ("lp_pool2d", (2, 4, 1_714, 9), (2.0, (4, 3), (2, 1))),
+    ("lp_pool2d", (2, 4, 1_714, 9), (3.0, (3, 2), (2, 1), True)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8], ids=str)
+@pytest.mark.parametrize("case", PIECES, ids=str)
+def test_pieces_of_planes(isa, restore_settings, case, dtype):
+    """Each number of threads cuts planes in another way, and none changes a result."""
+    name, shape, args = case
+    kinds = ["forward"] + ["indices"] * name.startswith("max")
+    if name.startswith("lp") and not dtype.is_floating_point:
+        return
+    x = data(shape, dtype, False, special=False)
+    x = x.abs() if name.startswith("lp") else x  # no roots of negative sums
+    function, reference = getattr(ndpool, name), getattr(torch.nn.functional, name)
+    more = {"indices": {"return_indices": True}, "forward": {}}
+    first = {}
+    for threads in (1, 2, 3, 8):
+        ndpool.set_num_threads(threads)
+        found = {kind: function(x, *args, **more[kind]) for kind in kinds}
+        if dtype.is_floating_point:
+            leaf = x.detach().requires_grad_()
+            y = function(leaf, *args)
+            up = (torch.arange(1.0, 1 + y.numel()) % 7).reshape(y.shape).to(dtype)
+            (found["gradient"],) = torch.autograd.grad(y, leaf, up)
+        if first:
+            for kind, results in found.items():
+                for got, want in zip(*map(tuple_of, (results, first[kind])), strict=True):
+                    assert torch.equal(got, want), (kind, threads)
+        first = first or found
+    if "indices" in first and dtype != torch.bfloat16:
+        values, indices = reference(x, *args, return_indices=True)
+        assert torch.equal(first["indices"][0], values)
+        assert torch.equal(first["indices"][1], indices)
+    if dtype == torch.float64:
+        leaf = leaf.detach().requires_grad_()
+        y = reference(leaf, *args)
+        torch.testing.assert_close(function(leaf, *args), y)
+        torch.testing.assert_close(first["gradient"], torch.autograd.grad(y, leaf, up)[0])
+
+
+def tuple_of(result):
+    return result if isinstance(result, tuple) else (result,)
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["NCHW", "NHWC"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_gradients_of_disjoint_windows(isa, dtype, last):

@@ -55,7 +55,7 @@ public:
     const int64_t size = worker.rows_.size;
     for (int64_t unit = begin; unit < end;) {
       const int64_t h0 = walk.at(p.n_axes - 2), h1 = min(size, h0 + end - unit);
-      worker.slab(h0, h1, (end - unit) * worker.width_);
+      worker.slab(h0, h1, worker.remaining(walk, end - unit));
       unit += h1 - h0;
       if (unit < end) walk.next_slab();
     }
@@ -82,8 +82,10 @@ private:
     const Axis &rows = p.axes[p.n_axes - 2], &last = p.axes[p.n_axes - 1];
     const int64_t item = sizeof(V);
     Sizes s{};
-    s.tile = max(min(last.size, max(1, 256 / p.channels)),
-                 min(last.size, band_bytes / (covers + 1) / (slabs * p.channels * item)));
+    const int64_t longest = max(min(last.size, max(1, 256 / p.channels)),
+                                min(last.size, band_bytes / (covers + 1) / (slabs * p.channels * item)));
+    s.tile =
+        min(longest, ceil_div(ceil_div(last.size, ceil_div(last.size, longest)), N) * N);  // of equal length
     const int64_t width = s.tile * p.channels;
     s.ring_rows = min(max(rows.out, rows.size + (rows.kernel - 1) * rows.step),
                       max(covers, band_bytes / (slabs * width * item)));
@@ -97,7 +99,8 @@ private:
   SumBackward(const Problem& p, const Walk<Over::inputs>& walk, char* memory)
       : p_(p), walk_(walk), rows_(walk.axis(p.n_axes - 2)), sizes_(sizes(p)), width_(0),
         load_(loader<V>(p.x_type, false)), store_(storer<V>(p.y_type, false)),
-        contiguous_(rows_contiguous<V>(p)), readable_(p, p.x, sizeof(V), Over::outputs) {
+        contiguous_(rows_contiguous<V>(p) || single_rows_contiguous(p)),
+        readable_(p, p.x, sizeof(V), Over::outputs) {
     Scratch scratch(memory);
     const int64_t width = sizes_.tile * p.channels;
     padded_ = scratch.take<V>(sizes_.row_elements);
@@ -121,6 +124,19 @@ private:
     multiplies_ =
         !divides_early_ || max_covers(walk.last(), p.planes) > 1 || (by > 0 && (by & (by - 1)) == 0);
     enter_tile();
+  }
+
+  // Whether the tiles of planes of one row lie in memory in the order in which they are written.
+  static bool single_rows_contiguous(const Problem& p) {
+    return p.units == p.planes * p.tiles && stored_as<V>(p.y_type) &&
+           is_contiguous(p, p.y, sizeof(V), Over::inputs);
+  }
+
+  // At least so many of the elements that the worker still writes lie in the memory from here on, if it is contiguous.
+  int64_t remaining(const Walk<Over::inputs>& walk, int64_t units) const {
+    const int64_t size = walk.last().size, here = min(size, walk.tile_begin() + p_.tile) - walk.tile_begin();
+    const int64_t shortest = size - (p_.tiles - 1) * p_.tile;
+    return (here + (units - 1) * shortest) * p_.channels;
   }
 
   // Sets up all that depends only on the tile and the windows of the last axis.

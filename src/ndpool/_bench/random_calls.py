@@ -8,14 +8,14 @@ the distribution of the ratios and the slowest calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import exp, log, prod
 from random import Random
 from typing import Any, NamedTuple
 
 import ndpool
 
-FORMAT = "ndpool random calls 1"
+FORMAT = "ndpool random calls 2"
 FAMILIES = ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "lp_pool")
 DTYPES = ("float32", "float32", "float32", "float64", "bfloat16", "float16")
 LARGEST = 2**22  # elements of an input
@@ -47,19 +47,36 @@ def draw(rng: Random) -> Drawn:
     sizes = tuple(min(limit, int(exp(rng.uniform(log(7), log(most))))) for _ in range(n))
     arguments: dict[str, Any]
     if family.startswith("adaptive"):
-        arguments = {"output_size": rng.choice((1, 2, 3, 5, 7))}
+        arguments = {"output_size": _short(_per_axis(rng, n, (1, 2, 3, 5, 7)))}
     else:
-        kernel = min(rng.choice((2, 2, 3, 3, 3, 4, 5, 7)), *sizes)
-        arguments = {"kernel_size": kernel, "stride": rng.choice((1, 2, 2, kernel))}
+        kernel = tuple(map(min, _per_axis(rng, n, (1, 2, 2, 3, 3, 3, 4, 5, 7)), sizes))
+        stride = [s or k for s, k in zip(_per_axis(rng, n, (1, 2, 2, 0)), kernel, strict=True)]
+        arguments = {"kernel_size": _short(kernel), "stride": _short(stride)}
         if family == "lp_pool":
-            arguments = {"norm_type": 2.0, **arguments}
+            arguments = {"norm_type": rng.choice((1.0, 2.0, 2.0, 3.0)), **arguments}
         else:
-            arguments["padding"] = rng.randint(0, kernel // 2)
+            shares = _per_axis(rng, n, (0, 0.5, 1))
+            arguments["padding"] = _short(
+                [int(share * (k // 2)) for share, k in zip(shares, kernel, strict=True)]
+            )
+        fits = all(2 * k - 1 <= size for k, size in zip(kernel, sizes, strict=True))
+        if family == "max_pool" and fits and rng.random() < 0.15:
+            arguments["dilation"] = 2
         arguments["ceil_mode"] = rng.random() < 0.2
     modes = ["forward", "training"] + (["indices"] if "max" in family else [])
     dtype, last, mode = rng.choice(DTYPES), n > 1 and rng.random() < 0.4, rng.choice(modes)
     drawn = Drawn(f"{family}{n}d", (batch, channels, *sizes), dtype, last, arguments, mode)
     return drawn if _supported(drawn) else draw(rng)
+
+
+def _per_axis(rng: Random, n: int, values: Sequence[Any]) -> Sequence[Any]:
+    """One of the values for all axes or, in half the draws, one for each."""
+    return [rng.choice(values)] * n if rng.random() < 0.5 else rng.choices(values, k=n)
+
+
+def _short(values: Sequence[int]) -> Any:
+    """The values as a caller would write them: a single number where all are equal."""
+    return values[0] if len(set(values)) == 1 else tuple(values)
 
 
 def measure(drawn: Drawn, seconds: float = 0.02) -> dict[str, Any]:
@@ -93,7 +110,7 @@ def _supported(drawn: Drawn) -> bool:
     """Whether PyTorch has this function for the dtype; it lacks some of the half types."""
     import torch
 
-    small = torch.ones((1, 1, *[8] * (len(drawn.shape) - 2)), dtype=getattr(torch, drawn.dtype))
+    small = torch.ones((1, 1, *[16] * (len(drawn.shape) - 2)), dtype=getattr(torch, drawn.dtype))
     try:
         getattr(torch.nn.functional, drawn.function)(small, **drawn.arguments)
     except NotImplementedError:

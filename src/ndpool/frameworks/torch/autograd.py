@@ -309,8 +309,8 @@ def lp_backward(grad: Tensor, x: Tensor, y: Tensor, call: Call, last: bool) -> T
         if tensor.is_cpu and not is_legacy_batch(tensor):
             check_memory(tensor)  # PyTorch's arithmetic does not
     linear, taps = inside_norm(call)
-    if call.norm == 2 and undifferentiated(grad) and plain(x) and plain(y):
-        found: Tensor | None = kernels.norm_backward(linear, grad, x, y, taps, last)
+    if undifferentiated(grad) and plain(x) and plain(y):
+        found: Tensor | None = kernels.norm_backward(linear._replace(norm=call.norm), grad, x, y, taps, last)
         if found is not None:
             return found
     before, after = lp_factors(x, y, taps, call.norm)

@@ -81,7 +81,7 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Tenso
 
 
 def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, last: bool) -> Tensor | None:
-    """The gradient of an L2 norm, `call` being the average or the sum inside it; None for strange tensors."""
+    """The gradient of a norm, `call` being the average or the sum inside it; None for strange tensors."""
     grad, x, y = materialized(grad), materialized(x), materialized(y)
     result = empty(grad, x.shape, grad.dtype, last, len(call.axes))
     if grad.numel() == 0 or result.numel() == 0:
@@ -92,12 +92,12 @@ def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, las
 
 
 def norm_gradient(call: Call, grad: Tensor, x: Tensor, y: Tensor, result: Tensor) -> bool:
-    """Writes the gradient of an L2 norm; False for misaligned or unlike tensors."""
+    """Writes the gradient of a norm; False for misaligned or unlike tensors."""
     for saved, like in ((y, grad), (x, result)):  # hooks may change what was saved
         if saved.dtype is not grad.dtype or saved.shape != like.shape or not saved.is_cpu:
             return False
     target = (result.data_ptr(), result.shape, result.stride())
-    how: Any = (None, NO_EXTRA, memory(y), call.reduction.divides, 0, 2.0, memory(x))
+    how: Any = (None, NO_EXTRA, memory(y), call.reduction.divides, 0, call.norm, memory(x))
     return core.backward(core_plan(call.plan), _LP, memory(grad), CODES[grad.dtype], call.axes, target, *how)
 
 

@@ -358,11 +358,14 @@ def _backward(call: Call, grad: Tensor, offsets: Tensor | None, last: bool) -> T
     return result
 
 
-def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, last: bool) -> Tensor:
+def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, last: bool) -> Tensor | None:
     """The gradient of an L2 norm: the input times the sum of grad / y over the windows that contain it.
 
-    `call` is the sum or average inside the norm.
+    `call` is the sum or average inside the norm. None for other norms.
     """
+    if call.norm != 2:
+        return None
+    call = call._replace(norm=0.0)
     grad, x = materialized(grad), materialized(x)
     shares = _quotient(grad * taps if taps > 1 else grad, y)
     result = empty(x, x.shape, shares.dtype, last, len(call.axes))

@@ -94,7 +94,7 @@ def max_backward(call: Call, grad: Tensor, offsets: Tensor, last: bool) -> Any:
 
 
 def norm_backward(call: Call, grad: Tensor, x: Tensor, y: Tensor, taps: int, last: bool) -> Any:
-    """The gradient of an L2 norm, `call` being the average inside it; None where no kernel computes it."""
+    """The gradient of a norm, `call` being the average inside it; None where no kernel computes it."""
     found = _kernels(grad, len(call.axes))
     return None if found is None else found.norm_backward(call, grad, x, y, taps, last)
 

@@ -109,7 +109,7 @@ class Training(NamedTuple):
     outs: tuple[int, ...]
     stride: tuple[int, ...]  # of the result
     forward: Any  # the core's calls
-    backward: Any  # None: a norm whose gradient the core does not have
+    backward: Any
     packed_bytes: int  # of offsets in a bytearray; 0: they need a tensor, or there are none
     keeps_input: bool  # small enough to be saved for second derivatives, or needed for the first
     extent: int  # bytes from the first element of the input to its last
@@ -128,8 +128,6 @@ def _prepare_cpu(call: Call, x: Tensor, code: int) -> Callable[[Tensor, Any], An
         return core.Call(core_plan(plan), call.reduction.op, x, y, *how)
 
     def norm_gradient(result: Any) -> Any:
-        if call.norm != 2:
-            return None
         how = (code, axes, NO_EXTRA, inside_norm(call)[0].reduction.divides, True, 0, call.norm)
         return core.Call(core_plan(plan), call.reduction.op, target, result, *how, source)
 
