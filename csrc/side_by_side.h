@@ -183,7 +183,7 @@ template <Over work> struct SideBySide {
       const Axis& axis = p.axes[a];
       const int64_t overlap = max(0, span_of(axis) - axis.stride),
                     unit = work == Over::outputs ? axis.stride : 1;
-      const int64_t shared = work == Over::outputs ? 4 * overlap
+      const int64_t shared = work == Over::outputs ? (p.threads > groups ? 2 : 4) * overlap
                              : overlap             ? 2 * span_of(axis) + axis.stride
                                                    : 1;
       const int64_t shortest = ceil_div(max(a + 1 == p.n_axes ? long_row : 1, shared), unit);

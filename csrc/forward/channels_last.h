@@ -45,11 +45,23 @@ template <class R, class S, bool indexed> struct ChannelsLast {
 
   static void prepare(Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    p.tile = max(1, min(last.out, 65536 / p.channels));
+    p.tile = max(1, min(ceil_div(last.out, ceil_div(p.threads, p.planes * p.rows)), 65536 / p.channels));
     p.tiles = ceil_div(last.out, p.tile);
+    // Threads without an output share the channels of one.
+    while (p.planes * p.tiles * p.rows < p.threads && p.channels % 2 == 0 && p.channels >= 4 * N &&
+           p.n_lead < max_lead)
+      halve_channels(p);
     p.units = p.planes * p.tiles * p.rows;
     p.scratch =
         Scratch::bytes<V>(scratch_elements(p)) + (indexed ? Scratch::bytes<C>(scratch_elements(p)) : 0);
+  }
+
+  static void halve_channels(Problem& p) {
+    p.channels /= 2;
+    p.planes *= 2;
+    p.lead_shape[p.n_lead] = 2;
+    for (Array* array : {&p.x, &p.y, &p.extra_array}) array->lead[p.n_lead] = p.channels * array->channel;
+    ++p.n_lead;
   }
 
   // A window along all axes but the last: slabs x rows taps and their offsets.
@@ -105,13 +117,15 @@ template <class R, class S, bool indexed> struct ChannelsLast {
 
 private:
   static constexpr bool can_be_nan = R::is_max && is_real<V>;
-  static constexpr bool prefetches = std::is_same_v<S, float>;  // loops of their own, to limit the code size
+  static constexpr bool prefetches =
+      std::is_same_v<S, float> || std::is_same_v<S, double>;  // loops of their own, to limit the code size
   // Channels per call: their partial results stay in L1.
   static constexpr int64_t max_channels = 16 * 1024 / sizeof(V) * (indexed ? 1 : 2);
 
-  // Whether windows are read from memory: they are disjoint and the input exceeds the cache.
+  // Whether windows are read from memory: they are disjoint and the input exceeds the cache. Elements that lie near each
+  // other are prefetched in time from an outer cache, too.
   static bool from_memory(const Problem& p) {
-    constexpr double cached = 4 << 20;  // bytes
+    const double cached = prefetches && p.channels * int64_t(sizeof(S)) < 4096 ? 20 << 20 : 4 << 20;  // bytes
     const Axis& last = p.axes[p.n_axes - 1];
     const double channels = double(p.planes) * double(p.channels);
     return (!last.regular() || last.stride >= last.kernel) &&
