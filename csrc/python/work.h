@@ -43,44 +43,94 @@ void join_channels(Problem& p, std::initializer_list<Member> members) {
   }
 }
 
+// Whether the windows of an axis are its single elements, all inside, so that pooling treats it like a leading axis.
+// Backward, every element must have a window.
+bool is_pointwise(const Axis& a, bool backward) {
+  return a.regular() && a.kernel == 1 && a.uncropped == 1 && a.origin == 0 &&
+         (a.out - 1) * a.stride < a.size && a.out > 0 && (!backward || (a.stride == 1 && a.size == a.out));
+}
+
+// Joins the planes of a single axis whose windows are its elements, one after another.
+void join_pointwise(Problem& p, std::initializer_list<Member> members) {
+  Axis& axis = p.axes[0];
+  if (p.n_axes != 1 || p.n_lead != 1 || p.extra != Extra::none || !is_pointwise(axis, true)) return;
+  for (const Member& m : members)
+    if (m.array->lead[0] != m.array->pooled[0] * axis.size) return;
+  axis.size *= p.planes;
+  axis.out = axis.hi = axis.size;
+  p.planes = 1;
+  p.n_lead = 0;
+}
+
+// Marks the pooled axes that lay_out treats as leading axes, which leaves other results as they are: indices count in the
+// whole plane; an axis before the last becomes the last only if its sums have the same order there, and only if
+// that leaves contiguous elements together.
+void mark_pointwise(const Plan& plan, Op op, Extra extra, Dtype type, bool backward,
+                    bool (&marks)[max_axes]) {
+  const std::vector<Axis>& axes = plan.axes();
+  const int last = int(axes.size()) - 1;
+  if (plan.planes() > 1 || extra == Extra::index64) return;
+  int others = 0, kept = 0;  // axes before the last that are no leading axes; the last of them
+  for (int a = 0; a < last; ++a)
+    if (!(marks[a] = is_pointwise(axes[a], backward))) {
+      ++others;
+      kept = a;
+    }
+  if (backward || others == 0 || !is_pointwise(axes[last], false) || axes[last].stride != 1) return;
+  const Axis& next = axes[kept];
+  const bool any_order = op == Op::max || op == Op::min || (op == Op::sum && is_integer(type));
+  const bool in_turn = next.regular() && (next.uncropped <= 3 || (next.stride > 1 && next.uncropped < 32));
+  marks[last] = any_order || (op == Op::sum && others == 1 && in_turn);
+}
+
 // Sets the windows, planes, channels and strides of a problem. The layout of `channels_of` decides about channels:
-// a leading axis of at least `min_channels` elements that is contiguous in it.
+// a leading axis of at least so many elements as min_channels says that is contiguous in it.
 void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
-             std::initializer_list<Member> members, const Array& channels_of, int64_t item,
-             int64_t min_channels) {
+             std::initializer_list<Member> members, const Array& channels_of, int64_t item) {
   const Buffer& first = *members.begin()->buffer;
   const int ndim = first.ndim();
-  p.n_axes = int(plan.axes().size());
-  if (int(pooled.size()) != p.n_axes || ndim < p.n_axes) fault("wrong number of axes");
-  bool is_pooled[max_lead + max_axes] = {};
-  for (int a = 0; a < p.n_axes; ++a) {
-    if (pooled[a] < 0 || pooled[a] >= ndim) fault("axis out of range");
-    is_pooled[pooled[a]] = true;
-    p.axes[a] = plan.axes()[a];
-    for (const Member& m : members) {
-      if (m.buffer->ndim() != ndim ||
-          m.buffer->shape(pooled[a]) != (m.outputs ? p.axes[a].out : p.axes[a].size))
+  const int n_axes = int(plan.axes().size());
+  if (int(pooled.size()) != n_axes || ndim < n_axes) fault("wrong number of axes");
+  bool pointwise[max_axes] = {};
+  mark_pointwise(plan, p.op, p.extra, p.x_type, members.begin()->outputs, pointwise);
+  int axis_at[max_lead + max_axes];  // of the plan; -1: a leading axis
+  std::fill_n(axis_at, ndim, -1);
+  p.n_axes = 0;
+  for (int a = 0; a < n_axes; ++a) {
+    const Axis& axis = plan.axes()[a];
+    if (pooled[a] < 0 || pooled[a] >= ndim || axis_at[pooled[a]] >= 0) fault("axis out of range");
+    axis_at[pooled[a]] = a;
+    for (const Member& m : members)
+      if (m.buffer->ndim() != ndim || m.buffer->shape(pooled[a]) != (m.outputs ? axis.out : axis.size))
         fault("an array does not fit the plan");
-      m.array->pooled[a] = m.buffer->stride(pooled[a]);
-    }
+    if (pointwise[a]) continue;
+    p.axes[p.n_axes] = axis;
+    for (const Member& m : members) m.array->pooled[p.n_axes] = m.buffer->stride(pooled[a]);
+    ++p.n_axes;
   }
   for (const Member& m : members) m.array->data = m.buffer->data();
   const bool rows_packed = channels_of.pooled[p.n_axes - 1] == item;
+  int64_t planes = 1;
+  for (int a = 0; a < ndim; ++a)
+    planes *= axis_at[a] < 0 ? first.shape(a) : pointwise[axis_at[a]] ? plan.axes()[axis_at[a]].out : 1;
+  const int64_t fewest = min_channels(members.begin()->outputs, p.extra, planes, p.axes, p.n_axes);
   bool has_channels = false;
   for (int a = 0; a < ndim; ++a) {
-    if (is_pooled[a]) continue;
-    const int64_t extent = first.shape(a);
+    const Axis* const axis = axis_at[a] < 0 ? nullptr : &plan.axes()[axis_at[a]];
+    if (axis && !pointwise[axis_at[a]]) continue;
+    const int64_t extent = axis ? axis->out : first.shape(a);
     for (const Member& m : members)
-      if (m.buffer->shape(a) != extent) fault("leading axes differ");
+      if (!axis && m.buffer->shape(a) != extent) fault("leading axes differ");
     if (extent == 1) continue;
     int64_t strides[8];
     int k = 0;
     bool is_channels = false;
     for (const Member& m : members) {
-      strides[k++] = m.buffer->stride(a);
-      is_channels |= m.array == &channels_of && m.buffer->stride(a) == item;
+      strides[k] = m.buffer->stride(a) * (axis && !m.outputs ? axis->stride : 1);
+      is_channels |= m.array == &channels_of && strides[k] == item;
+      ++k;
     }
-    if (is_channels && !rows_packed && !has_channels && extent >= min_channels && plan.planes() == 1) {
+    if (is_channels && !rows_packed && !has_channels && extent >= fewest && plan.planes() == 1) {
       has_channels = true;
       p.channels = extent;
       k = 0;
@@ -98,6 +148,7 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
   }
   if (plan.planes() > 1 && plan.planes() != p.planes) fault("one table per plane is needed");
   join_channels(p, members);
+  join_pointwise(p, members);
   // The stride of an axis with one element is arbitrary. Engines read it: it is set to that of a contiguous array.
   for (const Member& m : members) {
     int64_t pitch = p.channels > 1 ? m.array->channel * p.channels : m.buffer->item();
@@ -107,13 +158,6 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
       pitch = m.array->pooled[a] * extent;
     }
   }
-}
-
-int64_t min_channels(const Plan& plan, Extra extra, const Buffer& array, const std::vector<int>& axes) {
-  int64_t planes = 1;
-  for (int a = 0; a < array.ndim(); ++a)
-    if (std::find(axes.begin(), axes.end(), a) == axes.end()) planes *= array.shape(a);
-  return ndpool::min_channels(false, extra, planes, plan.axes().data(), int(plan.axes().size()));
 }
 
 Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const std::vector<int>& axes,
@@ -134,12 +178,10 @@ Work forward_work(const Plan& plan, int op, const Buffer& x, Dtype x_type, const
   if (divide && !divisor && plan.window() < 0)
     throw nb::value_error("a window of 2**63 elements or more has no average");
   const int64_t item = size_of(p.x_type);
-  const int64_t fewest = min_channels(plan, p.extra, x, axes);
   if (extra)
-    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item,
-            fewest);
+    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}, {&p.extra_array, extra, true}}, p.x, item);
   else
-    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item, fewest);
+    lay_out(p, plan, axes, {{&p.x, &x, false}, {&p.y, &y, true}}, p.x, item);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].out;
   work.results = p.planes * p.channels * p.rows * p.axes[p.n_axes - 1].out;
   work.cost = Cost(p);
@@ -177,12 +219,12 @@ Work backward_work(const Plan& plan, int op, const Buffer& grad, Dtype type, con
              {&p.y, &grad_input, false},
              {&p.aux, other, true},
              {&p.extra_array, inputs, false}},
-            p.y, item, 2);
+            p.y, item);
   else if (other)
     lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}, {&p.extra_array, other, true}},
-            p.y, item, 2);
+            p.y, item);
   else
-    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item, 2);
+    lay_out(p, plan, axes, {{&p.x, &grad, true}, {&p.y, &grad_input, false}}, p.y, item);
   for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= p.axes[a].size;
   work.results = p.planes * p.channels * p.rows * p.axes[p.n_axes - 1].size;
   work.cost = Cost(p);
