@@ -60,6 +60,7 @@ struct Limits {
 constexpr double always = 1e9;
 constexpr Limits limits[] = {{"blocks", {250, 155, 450}, {1200, 450, always}},
                              {"rows", {205, 125, 340}, {always, always, always}},
+                             {"integers", {200, 0, 0}, {0, 0, 0}},
                              {"sliding", {20, 8, 75}, {30, 11, 36}}};
 constexpr int64_t short_row = 32;  // inputs; integers use side_by_side up to this length only
 

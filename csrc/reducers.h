@@ -42,14 +42,14 @@ inline bool is_unsigned(const Problem& p) {
 inline bool reordered(const Problem& p) { return p.op == Op::min || is_unsigned(p); }
 
 // Maps loaded values to that order, and results back before they are stored.
-template <class V> inline void reorder(const Problem& p, V* row, int64_t n) {
+template <class V> inline void reorder(const Problem& p, const V* row, V* to, int64_t n) {
   if (!reordered(p)) return;
   if constexpr (is_real<V>) {
-    if (p.op == Op::min) in_vectors(n, [&](int64_t j) { row[j] = -row[j]; });
+    if (p.op == Op::min) in_vectors(n, [=](int64_t j) { to[j] = -row[j]; });
   } else {
     const V bits =
         V((p.op == Op::min ? V(~V(0)) : V(0)) ^ (is_unsigned(p) ? std::numeric_limits<V>::lowest() : V(0)));
-    in_vectors(n, [&](int64_t j) { row[j] = V(row[j] ^ bits); });
+    in_vectors(n, [=](int64_t j) { to[j] = V(row[j] ^ bits); });
   }
 }
 

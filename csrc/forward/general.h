@@ -33,6 +33,18 @@ inline Problem channels_as_row(const Problem& p) {
   return q;
 }
 
+// Joins planes that lie one after another in memory along the last axis, whose windows are single.
+inline void join_planes(Problem& p) {
+  const int last = p.n_axes - 1;
+  Axis& axis = p.axes[last];
+  for (; p.n_lead > 0; --p.n_lead) {
+    const int a = p.n_lead - 1;
+    if (p.x.lead[a] != p.x.pooled[last] * axis.size || p.y.lead[a] != p.y.pooled[last] * axis.size) return;
+    axis = single_axis(axis.size * p.lead_shape[a]);
+    p.planes /= p.lead_shape[a];
+  }
+}
+
 // The general engine, for any window, layout and type: folds the rows of a window into one, in the order of the
 // plane, then reduces that row to its outputs. A row and its results stay in L1 and L2. `Source` may replace the
 // plain input (by one that leaves out masked elements, or NaN), and the reducer may collect its window.
@@ -42,6 +54,10 @@ template <class R, bool indexed, class Source = Input<typename R::V>> struct Row
   static constexpr int N = wide<V>;
 
   static void prepare(Problem& p) {
+    if (folds_channels(p)) {
+      p = channels_as_row(p);
+      join_planes(p);
+    }
     const Axis& last = p.axes[p.n_axes - 1];
     set_tiles(p, (last.stride * 3 + 2 + collected(p)) * p.channels * int64_t(sizeof(V)), last.out);
     p.scratch = OffsetStore::bytes(p) + Scratch::bytes<V>(p.tile * p.channels * collected(p)) +
@@ -62,6 +78,13 @@ template <class R, bool indexed, class Source = Input<typename R::V>> struct Row
   }
 
 private:
+  // Whether rows of channels are folded as long rows: for maxima, whose order does not matter, if windows overlap little.
+  static bool folds_channels(const Problem& p) {
+    const Axis& last = p.axes[p.n_axes - 1];
+    return R::is_max && !indexed && !Collects<R> && p.channels > 1 && p.n_axes < max_axes &&
+           !last.table_stride && (!last.regular() || last.kernel <= 2 * last.stride);
+  }
+
   const Problem& p_;
   const Source input_;
   const Store<V> store_;
@@ -160,7 +183,7 @@ private:
       offsets_.store(results_.offset, walk, walk.row(p_.extra_array, o0, o1));
     }
     if constexpr (!R::is_max) finish(p_, walk, o0, o1, results_.value);
-    reorder(p_, results_.value, n);
+    reorder(p_, results_.value, results_.value, n);
     store_(results_.value, y);
     return true;
   }

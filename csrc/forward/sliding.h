@@ -357,7 +357,7 @@ private:
         if (!direct)
           for (int64_t r = 0; r < rows; ++r) {
             if (!native) {
-              reorder(p_, out_ + r * pitch, t.n);
+              reorder(p_, out_ + r * pitch, out_ + r * pitch, t.n);
               store_(out_ + r * pitch, row(p_.y, plane, t, t.r0 + r, t.c0, t.c1));
             } else
               write_row([from = out_ + r * pitch](int64_t j) { return read<V, N>(from + j); },

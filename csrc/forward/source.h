@@ -20,10 +20,14 @@ public:
       : p_(p), load_(loader<V>(p.x_type, widening)), direct_(stored_as<V>(p.x_type)) {}
 
   const V* row(const Row& row, int64_t from, V* buffer) const {
-    if (direct_ && p_.op != Op::lp && !reordered(p_) && row.is_contiguous(sizeof(V)))
-      return reinterpret_cast<const V*>(row.data) - from * p_.channels;
+    if (direct_ && p_.op != Op::lp && row.is_contiguous(sizeof(V))) {
+      const V* const x = reinterpret_cast<const V*>(row.data);
+      if (!reordered(p_)) return x - from * p_.channels;
+      reorder(p_, x, buffer, row.n * row.channels);
+      return buffer - from * p_.channels;
+    }
     load_(row, buffer);
-    reorder(p_, buffer, row.n * row.channels);
+    reorder(p_, buffer, buffer, row.n * row.channels);
     if constexpr (is_real<V>) {
       if (p_.op == Op::lp) powers(buffer, row.n * row.channels, p_.norm);
     }

@@ -50,14 +50,20 @@ bool is_pointwise(const Axis& a, bool backward) {
          (a.out - 1) * a.stride < a.size && a.out > 0 && (!backward || (a.stride == 1 && a.size == a.out));
 }
 
-// Joins the planes of a single axis whose windows are its elements, one after another.
+// Joins the channels and planes of a single axis whose windows are its elements, where they follow in memory.
 void join_pointwise(Problem& p, std::initializer_list<Member> members) {
-  Axis& axis = p.axes[0];
-  if (p.n_axes != 1 || p.n_lead != 1 || p.extra != Extra::none || !is_pointwise(axis, true)) return;
-  for (const Member& m : members)
-    if (m.array->lead[0] != m.array->pooled[0] * axis.size) return;
-  axis.size *= p.planes;
-  axis.out = axis.hi = axis.size;
+  if (p.n_axes != 1 || p.extra != Extra::none || !is_pointwise(p.axes[0], true)) return;
+  bool packed = p.channels > 1;
+  for (const Member& m : members) packed &= m.array->pooled[0] == m.array->channel * p.channels;
+  if (packed) {
+    p.axes[0] = single_axis(p.axes[0].size * p.channels);
+    for (const Member& m : members) m.array->pooled[0] = m.array->channel;
+    p.channels = 1;
+  }
+  bool follow = p.n_lead == 1;
+  for (const Member& m : members) follow &= m.array->lead[0] == m.array->pooled[0] * p.axes[0].size;
+  if (!follow || p.channels > 1) return;
+  p.axes[0] = single_axis(p.axes[0].size * p.planes);
   p.planes = 1;
   p.n_lead = 0;
 }
@@ -130,7 +136,15 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
       is_channels |= m.array == &channels_of && strides[k] == item;
       ++k;
     }
-    if (is_channels && !rows_packed && !has_channels && extent >= fewest && plan.planes() == 1) {
+    // The leading axes that continue it in memory count, too: they join the channels.
+    int64_t run = extent;
+    for (int b = a - 1; is_channels && b >= 0 && axis_at[b] < 0 && run < fewest; --b) {
+      if (first.shape(b) == 1) continue;
+      k = 0;
+      for (const Member& m : members) is_channels &= m.buffer->stride(b) == strides[k++] * run;
+      run *= first.shape(b);
+    }
+    if (is_channels && !rows_packed && !has_channels && run >= fewest && plan.planes() == 1) {
       has_channels = true;
       p.channels = extent;
       k = 0;
@@ -149,6 +163,7 @@ void lay_out(Problem& p, const Plan& plan, const std::vector<int>& pooled,
   if (plan.planes() > 1 && plan.planes() != p.planes) fault("one table per plane is needed");
   join_channels(p, members);
   join_pointwise(p, members);
+  if (p.op == Op::min && p.n_axes == 1 && is_pointwise(p.axes[0], false)) p.op = Op::max;  // either copies
   // The stride of an axis with one element is arbitrary. Engines read it: it is set to that of a contiguous array.
   for (const Member& m : members) {
     int64_t pitch = p.channels > 1 ? m.array->channel * p.channels : m.buffer->item();
