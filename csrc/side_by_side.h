@@ -400,11 +400,11 @@ private:
     const Runs runs(p, *t.from, t.item, t.over);
     const Readable readable(p, *t.from, t.item, t.over);
     const bool squares = inner.op != p.op;
-    by_width(t.item, inner.channels, squares, [&](auto width, auto block) {
+    by_width(t.item, p.tile, squares, [&](auto width, auto block) {
       using T = decltype(width);
       T* at = reinterpret_cast<T*>((inner.*t.to).data);
-      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.channels)
-        gather_run<T, block>(plane, inner.channels, runs.at(r), runs.length,
+      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * p.tile)
+        gather_run<T, block>(plane, p.tile, runs.at(r), runs.length,
                              runs.contiguous ? int64_t(sizeof(T)) : runs.step, at, readable);
     });
   }
@@ -419,11 +419,11 @@ private:
       __builtin_memcpy(plane[0], from, size_t(planes * t.item));
       return;
     }
-    by_width(t.item, inner.channels, false, [&](auto width, auto block) {
+    by_width(t.item, p.tile, false, [&](auto width, auto block) {
       using T = decltype(width);
       const T* at = reinterpret_cast<const T*>(from);
-      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * inner.channels)
-        scatter_run<T, block>(at, inner.channels, plane, planes, runs.at(r), runs.length,
+      for (int64_t r = 0; r < runs.count; ++r, at += runs.length * p.tile)
+        scatter_run<T, block>(at, p.tile, plane, planes, runs.at(r), runs.length,
                               runs.contiguous ? int64_t(sizeof(T)) : runs.step);
     });
   }

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "plan.h"
+#include "runtime/layout.h"
 
 namespace ndpool {
 namespace {
@@ -45,6 +45,7 @@ public:
   int64_t item() const { return item_; }
   char* data() const { return data_; }
   bool aligned() const { return aligned_; }
+  View view() const { return {data_, ndim_, item_, shape_, stride_}; }
 
 private:
   static constexpr int max_ndim = max_lead + max_axes;

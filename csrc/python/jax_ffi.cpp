@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/cost.h"
+#include "runtime/layout.h"
 
 namespace ndpool {
 namespace {
@@ -171,6 +171,8 @@ struct Dense {
     }
   }
 
+  View view() const { return {data, ndim, item, shape, stride}; }
+
   char* data;
   int ndim;
   int64_t item, shape[max_lead + max_axes], stride[max_lead + max_axes];
@@ -233,75 +235,6 @@ void read_call(Work& work, Words words) {
   if (p.extra == Extra::offset8 && taps > 256) refuse("the window needs wider offsets");
 }
 
-// An array of a problem; `outputs`: it has the extents of the plan's outputs, not inputs.
-struct Member {
-  Array* array;
-  const Dense* dense;
-  bool outputs;
-};
-
-// Sets the strides of the pooled axes, of the channels (the leading axis that is innermost in `channels_of`), and
-// of the remaining axes, the planes.
-void lay_out(Work& work, const std::vector<Member>& members, const Member& channels_of) {
-  Problem& p = work.p;
-  const Dense& first = *members[0].dense;
-  bool is_pooled[max_lead + max_axes] = {};
-  for (int a = 0; a < p.n_axes; ++a) {
-    const int at = first.ndim + work.pooled[a];
-    if (at < 0 || is_pooled[at]) refuse("an axis is out of range");
-    is_pooled[at] = true;
-    for (const Member& m : members) {
-      const int64_t extent = m.outputs ? p.axes[a].out : p.axes[a].size;
-      if (m.dense->ndim != first.ndim || m.dense->shape[at] != extent)
-        refuse("an array does not fit the call");
-      m.array->pooled[a] = m.dense->stride[at];
-    }
-  }
-  for (const Member& m : members) m.array->data = m.dense->data;
-  const bool rows_packed = channels_of.array->pooled[p.n_axes - 1] == channels_of.dense->item;
-  int64_t planes = 1;
-  for (int a = 0; a < first.ndim; ++a) planes *= is_pooled[a] ? 1 : first.shape[a];
-  const int64_t fewest = min_channels(work.backward, p.extra, planes, p.axes, p.n_axes);
-  for (int a = 0; a < first.ndim; ++a) {
-    if (is_pooled[a]) continue;
-    const int64_t extent = first.shape[a];
-    for (const Member& m : members)
-      if (m.dense->shape[a] != extent) refuse("leading axes differ");
-    if (extent == 1) continue;
-    if (channels_of.dense->stride[a] == channels_of.dense->item && !rows_packed && extent >= fewest) {
-      p.channels = extent;
-      for (const Member& m : members) m.array->channel = m.dense->stride[a];
-      continue;
-    }
-    p.planes *= extent;
-    bool joins = p.n_lead > 0;
-    for (const Member& m : members)
-      joins = joins && m.array->lead[p.n_lead - 1] == extent * m.dense->stride[a];
-    const int at = joins ? p.n_lead - 1 : p.n_lead++;
-    p.lead_shape[at] = joins ? p.lead_shape[at] * extent : extent;
-    for (const Member& m : members) m.array->lead[at] = m.dense->stride[a];
-  }
-  // The stride of an axis with one element is arbitrary. Engines read it: it is set to that of a contiguous array.
-  for (const Member& m : members) {
-    int64_t pitch = p.channels > 1 ? m.array->channel * p.channels : m.dense->item;
-    for (int a = p.n_axes - 1; a >= 0; --a) {
-      const int64_t extent = m.outputs ? p.axes[a].out : p.axes[a].size;
-      if (extent == 1) m.array->pooled[a] = pitch;
-      pitch = m.array->pooled[a] * extent;
-    }
-  }
-}
-
-void measure(Work& work) {
-  Problem& p = work.p;
-  work.results = p.planes * p.channels;
-  for (int a = 0; a < p.n_axes; ++a) {
-    const int64_t extent = work.backward ? p.axes[a].size : p.axes[a].out;
-    if (a + 1 < p.n_axes) p.rows *= extent;
-    work.results *= extent;
-  }
-}
-
 Kernel find_kernel(const Work& work) {
   int n;
   const Kernels* const* sets = available_kernels(n);
@@ -346,14 +279,15 @@ void pool(const xla::Frame& frame) {
   read_call(work, find_call(frame.attributes));
   const bool extra = p.extra != Extra::none;
   const Dense x(frame.arguments, 0, p.x_type), y(frame.results, 0, p.y_type);
-  std::vector<Member> members{{&p.x, &x, work.backward}, {&p.y, &y, !work.backward}};
+  Members members{{&p.x, x.view(), work.backward}, {&p.y, y.view(), !work.backward}};
   std::unique_ptr<Dense> third;
   if (extra) {
     third = std::make_unique<Dense>(work.backward ? frame.arguments : frame.results, 1, type_of(p.extra));
-    members.push_back({&p.extra_array, third.get(), true});
+    members.push_back({&p.extra_array, third->view(), true});
   }
-  lay_out(work, members, members[work.backward ? 1 : 0]);
-  measure(work);
+  int at[max_axes];
+  for (int a = 0; a < p.n_axes; ++a) at[a] = x.ndim + work.pooled[a];
+  work.results = Arrangement(p, at, members, 1).results();
   const Subnormals subnormals;  // XLA's threads flush subnormals to zero
   run(work);
 }
