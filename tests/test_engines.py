@@ -93,7 +93,8 @@ def data(shape, dtype, last, special):
         x[0, 0], x[-1, -1] = -np.inf, -0.0
         x[0, -1] = rng.choice(np.float32([-1, -0.0, 0.0]), shape[2:])
     t = torch.from_numpy(x).to(dtype)
-    return t.contiguous(memory_format=torch.channels_last) if last else t
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return t.contiguous(memory_format=formats[t.dim()]) if last else t
 
 
 def assert_same(got, want, signs=True):
@@ -755,3 +756,137 @@ def test_the_core_refuses_plans_whose_indices_could_overflow(place, value):
     axis[place] = value
     with pytest.raises(RuntimeError, match="bad axis"):
         core.Plan([tuple(axis)])
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "avg", "sum", "lp"])
+@pytest.mark.parametrize("name", ["float32", "float64", "int16", "uint8", "uint32", "bool"])
+def test_axes_of_single_elements(isa, name, reduce):
+    """Windows of one element along an axis leave it as it is; those along other axes see no difference."""
+    if reduce in ("avg", "lp") and name in ("bool", "uint32"):
+        return
+    rng = np.random.default_rng(3)
+    x = rng.integers(0, 200, (6, 21, 5, 33)).astype(name)
+    views = [x, x[:, ::2], np.swapaxes(x, 1, 3), x[..., ::-1], x[:, :, :1], x[..., :1]]
+    how = {"reduce": reduce} | ({"norm_type": 3} if reduce == "lp" else {})
+    for view, axes in product(views, [(0,), (1,), (2,), (3,), (0, 2), (1, 3)]):
+        every = tuple(range(4))
+        window, stride = [1] * 4, [1] * 4
+        for axis in axes:
+            window[axis], stride[axis] = min(3, view.shape[axis]), 2
+        want = ndpool.pool(
+            view, [window[a] for a in axes], stride=[stride[a] for a in axes], axes=axes, **how
+        )
+        got = ndpool.pool(view, window, stride=stride, axes=every, **how)
+        np.testing.assert_array_equal(got, want)
+        single = [a for a in every if a not in axes]
+        for axis in single:  # every second element of it
+            stride[axis] = 2
+        got = ndpool.pool(view, window, stride=stride, axes=every, **how)
+        np.testing.assert_array_equal(
+            got, want[tuple(slice(None, None, 2) if a in single else slice(None) for a in every)]
+        )
+    copies = ndpool.pool(views[1], (1, 1), axes=(1, 2), **how)
+    np.testing.assert_array_equal(copies, views[1].astype(copies.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_gradients_and_indices_beside_axes_of_single_elements(isa, dtype):
+    for last, (kernel, stride) in product(
+        (False, True),
+        [((1, 3, 3), (1, 2, 1)), ((3, 1, 3), (1, 1, 3)), ((2, 2, 1), 1), ((1, 1, 4), (2, 1, 2))],
+    ):
+        x = data((2, 5, 8, 9, 13), dtype, last, special=False)
+        got, want = (
+            module.max_pool3d(x, kernel, stride, return_indices=True)
+            for module in (ndpool, torch.nn.functional)
+        )
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
+        for name in ("max_pool3d", "avg_pool3d"):
+            slopes = []
+            for module, leaf in ((ndpool, x.clone()), (torch.nn.functional, x.double())):
+                y = getattr(module, name)(leaf.requires_grad_(), kernel, stride)
+                up = (torch.arange(1.0, 1 + y.numel()) % 7).reshape(y.shape).to(y.dtype)
+                slopes += torch.autograd.grad(y, leaf, up)
+            tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(slopes[0].double(), slopes[1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["uint8", "int16", "uint16", "int32", "float32", "float64"])
+def test_short_axes_that_are_contiguous_together(isa, name):
+    """Along a first or middle axis, the axes behind it form one row, however short each is."""
+    rng = np.random.default_rng(4)
+    for shape, axis, window in [
+        ((5, 8, 7, 3), 0, 3),
+        ((22, 733, 16), 0, 8),
+        ((3, 9, 31, 5), 1, 4),
+        ((40, 2, 2), 0, 5),
+    ]:
+        x = rng.integers(0, 200, shape).astype(name)
+        for stride in (1, 2, window):
+            windows = np.lib.stride_tricks.sliding_window_view(x, window, axis)
+            windows = windows[(slice(None),) * axis + (slice(None, None, stride),)]
+            for reduce, of in (("max", np.max), ("min", np.min), ("sum", np.sum)):
+                got = ndpool.pool(x, window, stride=stride, axes=axis, reduce=reduce)
+                np.testing.assert_array_equal(got, of(windows, -1).astype(got.dtype))
+            got = ndpool.pool(x, window, stride=stride, axes=axis, reduce="avg")
+            want = windows.astype(np.float64).mean(-1)
+            np.testing.assert_allclose(got, want, atol=0.5 if got.dtype.kind in "iu" else 1e-4)
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "uint16", "int16"])
+def test_integer_averages_of_short_rows(isa, name):
+    rng = np.random.default_rng(5)
+    low, high = np.iinfo(name).min, np.iinfo(name).max
+    for shape, axes, window in [
+        ((37, 29, 16), (2,), 16),
+        ((500, 12), (1,), 4),
+        ((8, 90, 4), (0, 2), (2, 4)),
+        ((70, 31), (1,), 31),
+    ]:
+        x = rng.integers(low, high, shape, name, endpoint=True)
+        for stride in (window, 1):
+            want = ndpool.pool(x.astype(np.float64), window, stride=stride, axes=axes, reduce="avg")
+            got = ndpool.pool(x, window, stride=stride, axes=axes, reduce="avg")
+            same = ndpool.pool(
+                x[::-1][::-1].copy(), window, stride=stride, axes=axes, reduce="avg", dtype="float64"
+            )
+            np.testing.assert_array_equal(
+                got, np.trunc(want) if got.dtype.kind in "iu" else want.astype(got.dtype)
+            )
+            np.testing.assert_allclose(same, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_threads_share_the_channels_of_single_outputs(isa, restore_settings, dtype):
+    for shape in ((1, 100, 12, 18, 28), (1, 512, 4, 50, 40), (2, 98, 7, 60, 60)):
+        x = data(shape, dtype, True, special=True)
+        first = None
+        for threads in (1, 2, 3, 8):
+            ndpool.set_num_threads(threads)
+            found = [
+                *ndpool.adaptive_max_pool3d(x, 1, return_indices=True),
+                ndpool.adaptive_max_pool3d(x, (1, 1, 2)),
+                ndpool.adaptive_avg_pool3d(x, 1),
+            ]
+            first = first or found
+            for got, want in zip(found, first, strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        want = torch.nn.functional.adaptive_max_pool3d(x, 1, return_indices=True)
+        torch.testing.assert_close(first[0], want[0], rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(first[1], want[1])
+
+
+@pytest.mark.parametrize("norm", [1.0, 2.0, 3.0, 1.5])
+def test_gradients_of_norms_where_they_are_zero(isa, norm):
+    """Zero where the norm is zero; elsewhere PyTorch's, also of zeros among others in a window."""
+    x = torch.rand((1, 3, 8, 12), generator=torch.Generator().manual_seed(6), dtype=torch.float64) + 0.1
+    x[:, 1, :4] = 0
+    x[:, 2, ::3] = 0
+    x.requires_grad_()
+    (got,) = torch.autograd.grad(ndpool.lp_pool2d(x, norm, 2).sum(), x)
+    (want,) = torch.autograd.grad(torch.nn.functional.lp_pool2d(x, norm, 2).sum(), x)
+    assert not got[:, 1, :4].any()
+    where = torch.ones_like(got, dtype=torch.bool)
+    where[:, 1, :4] = False
+    torch.testing.assert_close(got[where], want[where])

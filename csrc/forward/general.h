@@ -27,8 +27,7 @@ inline Problem channels_as_row(const Problem& p) {
   const int n = q.n_axes++;
   q.rows *= p.axes[n - 1].out;
   q.axes[n] = single_axis(p.channels);
-  q.x.pooled[n] = p.x.channel;
-  q.y.pooled[n] = p.y.channel;
+  for (Array* array : {&q.x, &q.y, &q.extra_array, &q.aux}) array->pooled[n] = array->channel;
   q.channels = 1;
   return q;
 }
@@ -56,7 +55,7 @@ template <class R, bool indexed, class Source = Input<typename R::V>> struct Row
   static void prepare(Problem& p) {
     if (folds_channels(p)) {
       p = channels_as_row(p);
-      join_planes(p);
+      if constexpr (std::is_same_v<Source, Input<V>>) join_planes(p);  // others may read more arrays
     }
     const Axis& last = p.axes[p.n_axes - 1];
     set_tiles(p, (last.stride * 3 + 2 + collected(p)) * p.channels * int64_t(sizeof(V)), last.out);
