@@ -85,9 +85,11 @@ bool forward_side_by_side(std::string_view engine, const Problem& p) {
   const double used = lane_usage(p);
   if (engine == "direct") {
     if (p.n_axes > 2) return !is_integer(p.x_type) && slow_volume(p, used, lanes);
+    if (last.size > short_row || 2 * last.out > lanes || (halves ? 2 : 1) * p.planes < lanes) return false;
     const bool tiled = last.regular() && last.kernel == last.stride && last.size == last.out * last.stride;
-    return !is_integer(p.x_type) && last.size <= short_row && 2 * last.out <= lanes && !tiled &&
-           (halves ? 2 : 1) * p.planes >= lanes;
+    // Where windows are disjoint along all axes, the direct engine computes all planes in one strip.
+    if (tiled && p.axes[0].regular() && p.axes[0].kernel == p.axes[0].stride) return last.size <= 4;
+    return (!tiled && !is_integer(p.x_type)) || 3 * last.size <= p.planes;
   }
   // A single row has nothing to fold: each offset would be found window by window.
   if (engine == "blocks" && offsets && p.n_axes == 1 && last.out > 1 && last.kernel <= 64) return used >= 0.3;

@@ -744,9 +744,8 @@ private:
     for (int r = 0; r < strip.n_rows; ++r) {
       S* copy = context.buffers.rows + r * context.buffers.pitch + context.buffers.margin;
       const int64_t margin = context.buffers.margin, size = context.last.size;
-      for (int64_t j = -margin; j < 0; ++j) copy[j] = S{};
+      std::memset(copy - margin, 0, size_t(context.buffers.pitch) * sizeof(S));
       std::memcpy(copy, strip.rows[r], size_t(size) * sizeof(S));
-      for (int64_t j = size; j < context.buffers.pitch - margin; ++j) copy[j] = S{};
       strip.rows[r] = copy;
     }
     if (out >= N) return vectors<N>(context, strip, {0, 1});

@@ -77,11 +77,12 @@ template <class R, bool indexed, class Source = Input<typename R::V>> struct Row
   }
 
 private:
-  // Whether rows of channels are folded as long rows: for maxima, whose order does not matter, if windows overlap little.
+  // Whether the channels along a single axis are folded as long rows: for maxima, whose order does not matter, if windows
+  // overlap little.
   static bool folds_channels(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    return R::is_max && !indexed && !Collects<R> && p.channels > 1 && p.n_axes < max_axes &&
-           !last.table_stride && (!last.regular() || last.kernel <= 2 * last.stride);
+    return R::is_max && !indexed && !Collects<R> && p.channels > 1 && p.n_axes == 1 && !last.table_stride &&
+           (!last.regular() || last.kernel <= 2 * last.stride);
   }
 
   const Problem& p_;
