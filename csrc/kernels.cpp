@@ -76,7 +76,7 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
 
 // Whether a forward problem is faster side by side than with an engine along the rows; engines that are not named here
 // never are slower. SideBySide::supports has the limits of memory and planes. "blocks" has a fast path for
-// single outputs per plane.
+// single outputs per plane, except of bytes.
 bool forward_side_by_side(std::string_view engine, const Problem& p) {
   const Axis& last = p.axes[p.n_axes - 1];
   const bool halves = is_half_type(p.x_type), offsets = p.extra != Extra::none;
@@ -93,7 +93,8 @@ bool forward_side_by_side(std::string_view engine, const Problem& p) {
   }
   // A single row has nothing to fold: each offset would be found window by window.
   if (engine == "blocks" && offsets && p.n_axes == 1 && last.out > 1 && last.kernel <= 64) return used >= 0.3;
-  if (engine == "blocks" && !offsets && plane_elements(p, Over::outputs) == 1) return false;
+  if (engine == "blocks" && !offsets && size_of(p.x_type) > 1 && plane_elements(p, Over::outputs) == 1)
+    return false;
   const int type = column_of(p.x_type);
   for (const Limits& limit : limits)
     if (engine == limit.engine) {
