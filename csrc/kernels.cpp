@@ -3,7 +3,8 @@
 // replaces the function of the same name in another set.
 //
 // Forward:   by the types of the arrays (forward/selection.h); side_by_side (any window on short rows, by means of
-//            another engine); norms (Lp pooling, by means of the engines of sums)
+//            another engine); volumes (maxima axis by axis, by means of two others); norms (Lp pooling, by means of
+//            the engines of sums)
 // Backward:  max_rows (windows of 2 and 3), max_channels_last (small windows, many channels) and scatter (any
 //            window) for max and min; fill (whole planes) and sum_rows (any window) for sums and averages; norms;
 //            side_by_side (sums of short rows). `explain` calls them max_backward, max_backward_channels_last,
@@ -17,6 +18,7 @@
 #include "forward/types.h"
 #include "norms.h"
 #include "side_by_side.h"
+#include "volumes.h"
 
 #define NDPOOL_TEXT(a) NDPOOL_QUOTE(a)
 #define NDPOOL_QUOTE(a) #a
@@ -73,6 +75,14 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
       outputs / double(last.out) * taps / double(last.kernel) * double(ceil_div(last.out, lanes) * lanes);
   return read * used >= 0.85 * (double(plane_elements(p)) + 0.1 * outputs * taps);
 }
+
+// The windows that overlap at an element along the first two axes of a volume whose maxima can be taken axis by axis; 0 for
+// other problems.
+int64_t volume_overlap(const Problem& p) {
+  if (!specialised || !Volumes::supports(p)) return 0;
+  return ceil_div(p.axes[0].kernel, p.axes[0].stride) * ceil_div(p.axes[1].kernel, p.axes[1].stride);
+}
+constexpr int64_t large_overlap = 6;
 
 // Whether a forward problem is faster side by side than with an engine along the rows; engines that are not named here
 // never are slower. SideBySide::supports has the limits of memory and planes. "blocks" has a fast path for
@@ -147,7 +157,9 @@ Kernel backward_norms(const Problem& p) {
 }
 
 template <> Kernel SideBySide<Over::outputs>::inner_kernel(const Problem& inner) {
-  return inner.op == Op::lp ? forward_norms(inner) : forward_along_rows(inner);
+  if (inner.op == Op::lp) return forward_norms(inner);
+  const int64_t least = size_of(inner.x_type) > 1 ? large_overlap : 16;  // rows of bytes are folded fast
+  return volume_overlap(inner) >= least ? kernel_of<Volumes>() : forward_along_rows(inner);
 }
 template <> Kernel SideBySide<Over::inputs>::inner_kernel(const Problem& inner) {
   return inner.op == Op::lp ? backward_norms(inner) : backward_along_rows(inner);
@@ -164,7 +176,19 @@ Kernel forward(const Problem& p) {
                : forward_norms(p);
   }
   const Kernel along = forward_along_rows(p);
-  return forward_side_by_side(along.engine, p) && Planes::supports(p) ? kernel_of<Planes>() : along;
+  bool beside = forward_side_by_side(along.engine, p);
+  const int64_t overlap = volume_overlap(p), out = p.axes[p.n_axes - 1].out;
+  const bool volumes = overlap >= large_overlap || (overlap > 1 && out >= 32 && p.channels == 1);
+  if (volumes) {  // short rows only, whose planes fill the vectors
+    constexpr double longest[] = {16, 24, 75};
+    const double used = lane_usage(p), bytes = p.planes < 2 * vector_lanes(p) ? 20 : 32;
+    if (p.axes[p.n_axes - 1].stride == 1)
+      beside = double(out) <= (size_of(p.x_type) == 1 ? bytes : longest[column_of(p.x_type)]) * used * used;
+    else
+      beside &= used >= 0.75;
+  }
+  if (beside && Planes::supports(p)) return kernel_of<Planes>();
+  return volumes ? kernel_of<Volumes>() : along;
 }
 
 Kernel backward(const Problem& p) {
@@ -172,6 +196,8 @@ Kernel backward(const Problem& p) {
   if (backward_side_by_side(p) && Planes::supports(p)) return kernel_of<Planes>();
   return p.op == Op::lp ? backward_norms(p) : backward_along_rows(p);
 }
+
+Kernel Volumes::inner_kernel(const Problem& inner) { return ndpool::forward(inner); }
 
 template <class V, Over work> Kernel Norms<V, work>::inner_kernel(const Problem& inner) {
   return work == Over::outputs ? ndpool::forward(inner) : ndpool::backward(inner);

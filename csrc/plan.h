@@ -137,6 +137,20 @@ static inline Range outputs_over(const Axis& a, int64_t i, int64_t n) {
   return {ceil_div(i - a.origin - span_of(a) + 1, a.stride), floor_div(i + n - 1 - a.origin, a.stride) + 1};
 }
 
+// A regular axis reduced to the windows of some outputs and the inputs that they touch, at least one.
+static inline Axis cropped(const Axis& a, Range outputs, Range& inputs) {
+  const Range under = inputs_under(a, outputs.lo, outputs.hi - outputs.lo);
+  inputs.lo = min(max(0, under.lo), a.size - 1);
+  inputs.hi = max(inputs.lo + 1, min(a.size, under.hi));
+  Axis part = a;
+  part.size = inputs.hi - inputs.lo;
+  part.out = outputs.hi - outputs.lo;
+  part.origin += outputs.lo * a.stride - inputs.lo;
+  part.lo -= inputs.lo;
+  part.hi -= inputs.lo;
+  return part;
+}
+
 // Whether an input index lies inside.
 static inline bool within(int64_t i, const Axis& a) { return std::uint64_t(i) < std::uint64_t(a.size); }
 

@@ -891,3 +891,56 @@ def test_gradients_of_norms_where_they_are_zero(isa, norm):
     where = torch.ones_like(got, dtype=torch.bool)
     where[:, 1, :4] = False
     torch.testing.assert_close(got[where], want[where])
+
+
+VOLUMES = [
+    ((2, 3, 9, 21, 40), 3, 1, 1),
+    ((1, 2, 40, 33, 70), (3, 5, 2), 1, (1, 2, 0)),
+    ((1, 1, 70, 12, 35), (9, 2, 3), (2, 1, 1), (4, 1, 1)),
+    ((2, 40, 6, 10, 12), 5, 1, 2),  # short rows
+    ((3, 20, 7, 9, 37), 5, 2, 2),
+    ((1, 2, 20, 50, 300), (4, 3, 3), (1, 2, 1), (2, 1, 0)),  # several boxes along both axes
+    ((1, 1, 12, 300, 64), (2, 7, 1), 1, 0),
+]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["NCDHW", "NDHWC"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_volumes(isa, restore_settings, dtype, last):
+    """Maxima of overlapping windows along three axes, with NaN, on several threads, into strided results."""
+    for shape, kernel, stride, padding in VOLUMES:
+        x = data(shape, dtype, last, special=True)
+        want = torch.nn.functional.max_pool3d(x, kernel, stride, padding)
+        for threads in (1, 3):
+            ndpool.set_num_threads(threads)
+            got = ndpool.max_pool3d(x, kernel, stride, padding)
+            torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+            low = ndpool.pool(-x, kernel, stride=stride, padding=padding, axes=(2, 3, 4), reduce="min")
+            torch.testing.assert_close(-low, want, rtol=0, atol=0, equal_nan=True)
+        out = torch.full((*want.shape[:-1], 2 * want.shape[-1]), 7.0, dtype=dtype)
+        ndpool.max_pool3d(x, kernel, stride, padding, out=out[..., ::2])
+        torch.testing.assert_close(out[..., ::2], want, rtol=0, atol=0, equal_nan=True)
+        assert (out[..., 1::2] == 7).all()
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "bool"])
+def test_volumes_of_integers(isa, name):
+    rng = np.random.default_rng(8)
+    for shape, kernel, stride, _ in VOLUMES:
+        x = rng.integers(0, 2 if name == "bool" else 120, shape).astype(name)
+        for view in (x, x[:, :, ::-1, :, ::2], np.moveaxis(x, 1, -1).copy().swapaxes(-1, 1)):
+            for reduce, of in (("max", np.max), ("min", np.min)):
+                window = (kernel,) * 3 if isinstance(kernel, int) else kernel
+                steps = (stride,) * 3 if isinstance(stride, int) else stride
+                window = tuple(map(min, window, view.shape[2:]))
+                taken = np.lib.stride_tricks.sliding_window_view(view, window, (2, 3, 4))
+                want = of(taken[:, :, :: steps[0], :: steps[1], :: steps[2]], (-3, -2, -1))
+                got = ndpool.pool(view, window, stride=steps, axes=(2, 3, 4), reduce=reduce)
+                np.testing.assert_array_equal(got, want)
+                dilated = ndpool.pool(
+                    view, (2, 2, 2), stride=1, dilation=(3, 2, 1), axes=(2, 3, 4), reduce=reduce
+                )
+                ends = [slice(0, n - d) for n, d in zip(view.shape[2:], (3, 2, 1), strict=True)]
+                starts = [slice(d, None) for d in (3, 2, 1)]
+                corners = [view[(..., *corner)] for corner in product(*zip(ends, starts, strict=True))]
+                np.testing.assert_array_equal(dilated, of(np.stack(corners), 0))
