@@ -103,6 +103,8 @@ bool forward_side_by_side(std::string_view engine, const Problem& p) {
   }
   // A single row has nothing to fold: each offset would be found window by window.
   if (engine == "blocks" && offsets && p.n_axes == 1 && last.out > 1 && last.kernel <= 64) return used >= 0.3;
+  const bool unzips = last.regular() && (last.kernel == 4 || last.kernel == 8) && last.stride == last.kernel;
+  if (engine == "blocks" && offsets && unzips && last.size > short_row) return false;
   if (engine == "blocks" && !offsets && size_of(p.x_type) > 1 && plane_elements(p, Over::outputs) == 1)
     return false;
   const int type = column_of(p.x_type);
@@ -178,7 +180,7 @@ Kernel forward(const Problem& p) {
   const Kernel along = forward_along_rows(p);
   bool beside = forward_side_by_side(along.engine, p);
   const int64_t overlap = volume_overlap(p), out = p.axes[p.n_axes - 1].out;
-  const bool volumes = overlap >= large_overlap || (overlap > 1 && out >= 32 && p.channels == 1);
+  const bool volumes = overlap >= large_overlap;
   if (volumes) {  // short rows only, whose planes fill the vectors
     constexpr double longest[] = {16, 24, 75};
     const double used = lane_usage(p), bytes = p.planes < 2 * vector_lanes(p) ? 20 : 32;

@@ -125,9 +125,9 @@ template <class T, int B> void scatter_run(const T* from, int64_t lanes, char* c
 
 template <Over work> struct SideBySide {
   static constexpr const char* engine = "side_by_side";
-  // Bytes of a transposed group of planes: those that fit in L2, and at most.
-  static constexpr int64_t l2_bytes = 256 * 1024, cut_bytes = 1024 * 1024, max_bytes = 4096 * 1024,
-                           long_row = 64;
+  // Bytes of a transposed group of planes: for several vectors of planes, above which planes are cut, and at most.
+  static constexpr int64_t l2_bytes = 256 * 1024, cut_bytes = 1024 * 1024, max_bytes = 4096 * 1024;
+  static constexpr int64_t long_row = 64;  // elements of a piece along the last axis
   static constexpr int max_lanes = 64;
 
   static int arrays(const Problem& p, Transposed (&list)[4]) {
@@ -198,8 +198,7 @@ template <Over work> struct SideBySide {
     for (int a = 0; a < p.n_axes; ++a)
       if (p.axes[a].table_stride) return false;
     const int64_t lanes = lanes_of(p);
-    return (2 * p.planes >= lanes || few_planes_pay(p)) &&
-           lanes * plane_bytes(p) <= max_bytes * cut_of(p, lanes).pieces;
+    return (2 * p.planes >= lanes || few_planes_pay(p)) && lanes * plane_bytes(p) <= max_bytes;
   }
 
   // Lanes without a plane cost as much as others: planes that fill less than half of the lanes pay only if rows

@@ -91,23 +91,27 @@ private:
     for (const Member& m : members_) m.array->data = m.view.data;
   }
 
-  // Marks the pooled axes that become leading axes, which leaves all results as they are. The axis before the last becomes
-  // the last only if its sums have the same order there, and only if contiguous elements stay together.
+  // Marks the pooled axes that become leading axes, which leaves all results as they are: those of one element, the first
+  // ones, and the last one if the elements along it can be channels. Sums along the axis before have another order
+  // there if windows are long or further axes are pooled.
   void mark_pointwise(bool (&marks)[max_axes]) const {
     const int last = p_.n_axes - 1;
-    int others = 0, kept = 0;  // axes before the last that stay; the last of them
+    const auto pointwise = [&](int a) {
+      return is_pointwise(p_.axes[a], backward_) && p_.axes[a].stride == 1;
+    };
+    int kept = -1, others = 0;  // axes before the last that stay: the last of them, and their number
     for (int a = 0; a < last; ++a)
-      if (!(marks[a] = is_pointwise(p_.axes[a], backward_))) {
+      if (!(marks[a] = pointwise(a) && (others == 0 || p_.axes[a].size == 1))) {
         ++others;
         kept = a;
       }
-    if (backward_ || others == 0 || !is_pointwise(p_.axes[last], false) || p_.axes[last].stride != 1) return;
+    if (backward_ || others == 0 || !pointwise(last)) return;
     const Axis& next = p_.axes[kept];
     const bool any_order =
         p_.op == Op::max || p_.op == Op::min || (p_.op == Op::sum && is_integer(p_.x_type));
     const bool in_turn =
         next.regular() && (next.uncropped <= 3 || (next.stride > 1 && next.uncropped < long_sum));
-    marks[last] = any_order || (p_.op == Op::sum && others == 1 && in_turn);
+    marks[last] = any_order || (p_.op == Op::sum && others == 1 && in_turn && p_.axes[last].size == 1);
   }
 
   // Elements and stride of axis a of a member that is no pooled axis.
