@@ -41,11 +41,9 @@ public:
     const Boxes boxes(p);
     p.units = p.planes * boxes.count[0] * boxes.count[1];
     p.scratch = 0;
-    // Boxes differ at the ends of the axes only.
-    for (int64_t k : {int64_t(0), int64_t(1), boxes.count[0] - 1})
-      for (int64_t j : {int64_t(0), int64_t(1), boxes.count[1] - 1})
-        if (k < boxes.count[0] && j < boxes.count[1])
-          p.scratch = max(p.scratch, Box(p, boxes, k, j).scratch_bytes());
+    for (int64_t k = 0; k < boxes.count[0]; ++k)
+      for (int64_t j = 0; j < boxes.count[1] && !boxes.repeats(p, 0, k); ++j)
+        if (!boxes.repeats(p, 1, j)) p.scratch = max(p.scratch, Box(p, boxes, k, j).scratch_bytes());
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
@@ -77,6 +75,20 @@ private:
       bytes = slab * (min(first.size, (outputs[0] - 1) * first.stride + span_of(first)) + outputs[0]);
     }
 
+    // The outputs of box k along axis a.
+    Range range(const Problem& p, int a, int64_t k) const {
+      return {k * outputs[a], min(p.axes[a].out, (k + 1) * outputs[a])};
+    }
+
+    // Whether box k has the same windows and inputs along axis a as the one before it.
+    bool repeats(const Problem& p, int a, int64_t k) const {
+      if (k == 0) return false;
+      Range inputs;
+      const Axis here = cropped(p.axes[a], range(p, a, k), inputs),
+                 before = cropped(p.axes[a], range(p, a, k - 1), inputs);
+      return here.size == before.size && here.out == before.out && here.origin == before.origin;
+    }
+
     // At most n outputs, but so many that no input is read much more than one and a half times; of equal boxes.
     static int64_t outputs_within(const Axis& a, int64_t n) {
       const int64_t fewest = ceil_div(2 * max(0, span_of(a) - a.stride), a.stride);
@@ -88,9 +100,7 @@ private:
   class Box {
   public:
     Box(const Problem& p, const Boxes& boxes, int64_t k, int64_t j) : p_(p) {
-      const int64_t o = k * boxes.outputs[0], h = j * boxes.outputs[1];
-      const Range outputs{o, min(p.axes[0].out, o + boxes.outputs[0])},
-          rows{h, min(p.axes[1].out, h + boxes.outputs[1])};
+      const Range outputs = boxes.range(p, 0, k), rows = boxes.range(p, 1, j);
       Range slabs, inputs;
       slabs_ = cropped(p.axes[0], outputs, slabs);
       rows_ = cropped(p.axes[1], rows, inputs);

@@ -944,3 +944,17 @@ def test_volumes_of_integers(isa, name):
                 starts = [slice(d, None) for d in (3, 2, 1)]
                 corners = [view[(..., *corner)] for corner in product(*zip(ends, starts, strict=True))]
                 np.testing.assert_array_equal(dilated, of(np.stack(corners), 0))
+
+
+def test_volumes_whose_inner_boxes_are_the_largest(isa, restore_settings):
+    """Padding that is longer than a box: the second box is still smaller than those behind it."""
+    x = np.random.default_rng(9).random((1, 41, 12, 8192), np.float32)
+    rows = ndpool.pool(x, (3, 3), stride=1, padding=1, axes=(2, 3))
+    want = ndpool.pool(rows, 6, stride=4, padding=[(5, 5)], axes=1)
+    for threads in (1, 3):
+        ndpool.set_num_threads(threads)
+        for _ in range(4):
+            got = ndpool.pool(
+                x, (6, 3, 3), stride=(4, 1, 1), padding=[(5, 5), (1, 1), (1, 1)], axes=(1, 2, 3)
+            )
+            np.testing.assert_array_equal(got, want)
