@@ -51,9 +51,11 @@ template <class R, class S, bool indexed> struct Blocks {
   // indices from 56 x 56 to 7 x 7 (VGG) takes 1.8 times as long.
   static bool unzips(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    return indexed && sizeof(V) >= 4 && p.n_axes == 2 && last.regular() && last.stride == last.kernel &&
-           (last.kernel == 4 || last.kernel == 8) && last.out > 1 && p.y.pooled[1] == sizeof(S) &&
-           p.extra_array.pooled[1] == size_of(p.extra) && last.size * p.axes[0].size < int64_t(UINT32_MAX);
+    const Range whole = interior(last, 0, last.out);
+    return indexed && sizeof(V) >= 4 && p.n_axes == 2 && whole.hi - whole.lo == last.out && last.regular() &&
+           last.stride == last.kernel && (last.kernel == 4 || last.kernel == 8) && last.out > 1 &&
+           p.y.pooled[1] == sizeof(S) && p.extra_array.pooled[1] == size_of(p.extra) &&
+           last.size * p.axes[0].size < int64_t(UINT32_MAX);
   }
 
   static void prepare(Problem& p) {

@@ -77,12 +77,15 @@ template <class R, bool indexed, class Source = Input<typename R::V>> struct Row
   }
 
 private:
-  // Whether the channels along a single axis are folded as long rows: for maxima, whose order does not matter, if windows
-  // overlap little.
+  // Whether the channels along a single axis, and the planes that continue them, are folded as long rows: for maxima,
+  // whose order does not matter, if windows overlap little.
   static bool folds_channels(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
-    return R::is_max && !indexed && !Collects<R> && p.channels > 1 && p.n_axes == 1 && !last.table_stride &&
-           (!last.regular() || last.kernel <= 2 * last.stride);
+    if (!R::is_max || indexed || Collects<R> || p.channels == 1 || p.n_axes > 1 || last.table_stride ||
+        (last.regular() && last.kernel > 2 * last.stride))
+      return false;
+    const bool continued = p.n_lead > 0 && p.x.lead[p.n_lead - 1] == p.x.channel * p.channels;
+    return p.channels * (continued ? p.lead_shape[p.n_lead - 1] : 1) >= 4 * N;
   }
 
   const Problem& p_;
