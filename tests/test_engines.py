@@ -767,6 +767,7 @@ def test_axes_of_single_elements(isa, name, reduce):
     rng = np.random.default_rng(3)
     x = rng.integers(0, 200, (6, 21, 5, 33)).astype(name)
     views = [x, x[:, ::2], np.swapaxes(x, 1, 3), x[..., ::-1], x[:, :, :1], x[..., :1]]
+    rtol = 1e-6 if reduce == "lp" else 0  # sums of whole numbers are exact in any order
     how = {"reduce": reduce} | ({"norm_type": 3} if reduce == "lp" else {})
     for view, axes in product(views, [(0,), (1,), (2,), (3,), (0, 2), (1, 3)]):
         every = tuple(range(4))
@@ -777,14 +778,13 @@ def test_axes_of_single_elements(isa, name, reduce):
             view, [window[a] for a in axes], stride=[stride[a] for a in axes], axes=axes, **how
         )
         got = ndpool.pool(view, window, stride=stride, axes=every, **how)
-        np.testing.assert_array_equal(got, want)
+        np.testing.assert_allclose(got, want, rtol)
         single = [a for a in every if a not in axes]
         for axis in single:  # every second element of it
             stride[axis] = 2
         got = ndpool.pool(view, window, stride=stride, axes=every, **how)
-        np.testing.assert_array_equal(
-            got, want[tuple(slice(None, None, 2) if a in single else slice(None) for a in every)]
-        )
+        every_second = tuple(slice(None, None, 2) if a in single else slice(None) for a in every)
+        np.testing.assert_allclose(got, want[every_second], rtol)
     copies = ndpool.pool(views[1], (1, 1), axes=(1, 2), **how)
     np.testing.assert_array_equal(copies, views[1].astype(copies.dtype))
 
