@@ -55,7 +55,7 @@ inline Vec<float, doubles> power_of_floats(Vec<float, doubles> v, double p) {
   y = a == infinity ? (p < 0 ? zero : infinity) : y;
   const bool is_whole = p == std::floor(p), is_odd = is_whole && std::fmod(p, 2.0) != 0;
   if (is_odd) y = x < 0.0 ? -y : y;
-  if (!is_whole) y = (x < 0.0) & (a != infinity) ? zero / zero : y;
+  if (!is_whole) y = ((x < 0.0) & (a != infinity)) ? zero / zero : y;
   return converted<Vec<float, doubles>>(x != x ? x : y);
 }
 
