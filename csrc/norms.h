@@ -22,7 +22,6 @@ template <class V, Over work> class Norms {
   static constexpr Over other = forward ? Over::inputs : Over::outputs;
   // Bytes of a box, all within L2: of several planes, of one plane, and of one plane with large windows.
   static constexpr int64_t group_bytes = 64 * 1024, box_bytes = 256 * 1024, max_box_bytes = 1024 * 1024;
-  static constexpr int64_t min_share = 8 * 1024;  // bytes of a plane that is a thread's own
   static constexpr int64_t largest_window = 4096 * 1024;
 
   // What a box reads along one axis (forward: inputs, backward: outputs): `count` sources from index `first` on.
@@ -53,10 +52,7 @@ template <class V, Over work> class Norms {
       for (int a = 0; a < p.n_axes; ++a) window *= Norms::sources(p.axes[a], 0, min_box(p.axes[a])).count;
       const int64_t channels_limit = max(16, box_bytes / int64_t(sizeof(V)) / window);
       // Large windows get boxes several times the smallest size, so that fewer sources are read twice.
-      int64_t limit = max(box_bytes, min(max_box_bytes, 8 * window * int64_t(sizeof(V))));
-      const int64_t shares = ceil_div(p.threads, p.planes);  // of a plane, so that every thread has a box
-      const int64_t plane = plane_elements(p) + plane_elements(p, Over::outputs);
-      if (shares > 1) limit = min(limit, max(min_share, plane * p.channels * int64_t(sizeof(V)) / shares));
+      const int64_t limit = max(box_bytes, min(max_box_bytes, 8 * window * int64_t(sizeof(V))));
       while (channels > channels_limit && channels % 2 == 0) channels /= 2;
       while (channels > channels_limit || p.channels % channels) --channels;
       elements = channels;
@@ -91,8 +87,7 @@ template <class V, Over work> class Norms {
       sources *= channels;
       results *= channels;
       if (all_boxes == 1 && p.n_lead == 1 && channels == p.channels)
-        planes = max(
-            1, min(ceil_div(p.planes, p.threads), group_bytes / ((sources + results) * int64_t(sizeof(V)))));
+        planes = max(1, min(p.planes, group_bytes / ((sources + results) * int64_t(sizeof(V)))));
       planes = ceil_div(p.planes, ceil_div(p.planes, planes));
     }
     int64_t groups(const Problem& p) const { return ceil_div(p.planes, planes); }

@@ -958,3 +958,21 @@ def test_volumes_whose_inner_boxes_are_the_largest(isa, restore_settings):
                 x, (6, 3, 3), stride=(4, 1, 1), padding=[(5, 5), (1, 1), (1, 1)], axes=(1, 2, 3)
             )
             np.testing.assert_array_equal(got, want)
+
+
+def test_norms_of_long_windows_do_not_depend_on_threads(isa, restore_settings):
+    """Windows that an end of the input clips: where several boxes split an axis, zeros would pad it."""
+    before = core.set_serial_bytes(1)
+    try:
+        for window, stride, shape in ((34, 1, (1, 257)), (40, 1, (2, 1000)), (33, 3, (3, 700))):
+            x = np.random.default_rng(10).random(shape)
+            found = []
+            for threads in (1, 2, 3, 8):
+                ndpool.set_num_threads(threads)
+                padding = [(27, 14)]
+                found.append(
+                    ndpool.pool(x, window, stride=stride, padding=padding, axes=1, reduce="lp", norm_type=2)
+                )
+            assert all(np.array_equal(f, found[0]) for f in found), window
+    finally:
+        core.set_serial_bytes(before)
