@@ -16,9 +16,9 @@
 
 #include "backward/selection.h"
 #include "forward/types.h"
+#include "forward/volumes.h"
 #include "norms.h"
 #include "side_by_side.h"
-#include "volumes.h"
 
 #define NDPOOL_TEXT(a) NDPOOL_QUOTE(a)
 #define NDPOOL_QUOTE(a) #a
@@ -76,13 +76,18 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
   return read * used >= 0.85 * (double(plane_elements(p)) + 0.1 * outputs * taps);
 }
 
-// The windows that overlap at an element along the first two axes of a volume whose maxima can be taken axis by axis; 0 for
-// other problems.
-int64_t volume_overlap(const Problem& p) {
-  if (!specialised || !Volumes::supports(p)) return 0;
-  return ceil_div(p.axes[0].kernel, p.axes[0].stride) * ceil_div(p.axes[1].kernel, p.axes[1].stride);
+// Whether a volume that is pooled axis by axis is so faster side by side, where `otherwise` says so for one that is not: only
+// if its rows are short, and its planes fill the vectors. The longest rows of outputs with stride 1 are those of
+// float32, float64 and halves; of bytes, for few planes and for many.
+bool volume_side_by_side(const Problem& p, bool otherwise) {
+  constexpr double longest[] = {16, 24, 75}, longest_bytes[] = {20, 32};
+  const Axis& last = p.axes[p.n_axes - 1];
+  const double used = lane_usage(p);
+  if (last.stride > 1) return otherwise && used >= 0.75;
+  const double limit =
+      size_of(p.x_type) == 1 ? longest_bytes[p.planes >= 2 * vector_lanes(p)] : longest[column_of(p.x_type)];
+  return double(last.out) <= limit * used * used;
 }
-constexpr int64_t large_overlap = 6;
 
 // Whether a forward problem is faster side by side than with an engine along the rows; engines that are not named here
 // never are slower. SideBySide::supports has the limits of memory and planes. "blocks" has a fast path for
@@ -103,8 +108,7 @@ bool forward_side_by_side(std::string_view engine, const Problem& p) {
   }
   // A single row has nothing to fold: each offset would be found window by window.
   if (engine == "blocks" && offsets && p.n_axes == 1 && last.out > 1 && last.kernel <= 64) return used >= 0.3;
-  const bool unzips = last.regular() && (last.kernel == 4 || last.kernel == 8) && last.stride == last.kernel;
-  if (engine == "blocks" && offsets && unzips && last.size > short_row) return false;
+  if (engine == "blocks" && offsets && unzips(last) && last.size > short_row) return false;
   if (engine == "blocks" && !offsets && size_of(p.x_type) > 1 && plane_elements(p, Over::outputs) == 1)
     return false;
   const int type = column_of(p.x_type);
@@ -160,8 +164,11 @@ Kernel backward_norms(const Problem& p) {
 
 template <> Kernel SideBySide<Over::outputs>::inner_kernel(const Problem& inner) {
   if (inner.op == Op::lp) return forward_norms(inner);
-  const int64_t least = size_of(inner.x_type) > 1 ? large_overlap : 16;  // rows of bytes are folded fast
-  return volume_overlap(inner) >= least ? kernel_of<Volumes>() : forward_along_rows(inner);
+  const bool fast_rows =
+      size_of(inner.x_type) == 1;  // those of bytes are folded faster unless windows are large
+  return specialised && Volumes::supports(inner) && (!fast_rows || Volumes::overlap(inner) >= 16)
+             ? kernel_of<Volumes>()
+             : forward_along_rows(inner);
 }
 template <> Kernel SideBySide<Over::inputs>::inner_kernel(const Problem& inner) {
   return inner.op == Op::lp ? backward_norms(inner) : backward_along_rows(inner);
@@ -178,17 +185,9 @@ Kernel forward(const Problem& p) {
                : forward_norms(p);
   }
   const Kernel along = forward_along_rows(p);
+  const bool volumes = specialised && Volumes::supports(p);
   bool beside = forward_side_by_side(along.engine, p);
-  const int64_t overlap = volume_overlap(p), out = p.axes[p.n_axes - 1].out;
-  const bool volumes = overlap >= large_overlap;
-  if (volumes) {  // short rows only, whose planes fill the vectors
-    constexpr double longest[] = {16, 24, 75};
-    const double used = lane_usage(p), bytes = p.planes < 2 * vector_lanes(p) ? 20 : 32;
-    if (p.axes[p.n_axes - 1].stride == 1)
-      beside = double(out) <= (size_of(p.x_type) == 1 ? bytes : longest[column_of(p.x_type)]) * used * used;
-    else
-      beside &= used >= 0.75;
-  }
+  if (volumes) beside = volume_side_by_side(p, beside);
   if (beside && Planes::supports(p)) return kernel_of<Planes>();
   return volumes ? kernel_of<Volumes>() : along;
 }

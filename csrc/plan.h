@@ -137,18 +137,33 @@ static inline Range outputs_over(const Axis& a, int64_t i, int64_t n) {
   return {ceil_div(i - a.origin - span_of(a) + 1, a.stride), floor_div(i + n - 1 - a.origin, a.stride) + 1};
 }
 
-// A regular axis reduced to the windows of some outputs and the inputs that they touch, at least one.
-static inline Axis cropped(const Axis& a, Range outputs, Range& inputs) {
-  const Range under = inputs_under(a, outputs.lo, outputs.hi - outputs.lo);
-  inputs.lo = min(max(0, under.lo), a.size - 1);
-  inputs.hi = max(inputs.lo + 1, min(a.size, under.hi));
-  Axis part = a;
-  part.size = inputs.hi - inputs.lo;
-  part.out = outputs.hi - outputs.lo;
-  part.origin += outputs.lo * a.stride - inputs.lo;
-  part.lo -= inputs.lo;
-  part.hi -= inputs.lo;
-  return part;
+// A part of a regular axis: some inputs, and some outputs.
+struct Part {
+  Range inputs, outputs;
+};
+
+// The outputs, with the inputs that their windows span, or the inputs, with the outputs whose windows span them: at least one of
+// each, so that windows in the padding have a part, too.
+static inline Range overlapping(Range r, int64_t size) {
+  const int64_t lo = min(max(0, r.lo), size - 1);
+  return {lo, max(lo + 1, min(size, r.hi))};
+}
+static inline Part part_of_outputs(const Axis& a, Range outputs) {
+  return {overlapping(inputs_under(a, outputs.lo, outputs.hi - outputs.lo), a.size), outputs};
+}
+static inline Part part_of_inputs(const Axis& a, Range inputs) {
+  return {inputs, overlapping(outputs_over(a, inputs.lo, inputs.hi - inputs.lo), a.out)};
+}
+
+// The axis of a part.
+static inline Axis cropped(const Axis& a, const Part& part) {
+  Axis crop = a;
+  crop.size = part.inputs.hi - part.inputs.lo;
+  crop.out = part.outputs.hi - part.outputs.lo;
+  crop.origin += part.outputs.lo * a.stride - part.inputs.lo;
+  crop.lo -= part.inputs.lo;
+  crop.hi -= part.inputs.lo;
+  return crop;
 }
 
 // Whether an input index lies inside.

@@ -214,11 +214,12 @@ template <Over work> struct SideBySide {
   // A unit is a piece of a group of planes.
   static void prepare(Problem& p) {
     p.tile = lanes_of(p);
-    p.tiles = cut_of(p, p.tile).pieces;
+    const Cut cut = cut_of(p, p.tile);
+    p.tiles = cut.pieces;
     p.units = ceil_div(p.planes, p.tile) * p.tiles;
     p.scratch = 0;
     for (int64_t k = 0; k < p.tiles; ++k) {
-      const Problem part = cropped(p, piece(p, k));
+      const Problem part = part_of(p, cut.axis, piece(p, cut.axis, k));
       Problem inner = inner_problem(part);
       inner_kernel(inner).prepare(inner);
       p.scratch = max(p.scratch, inner.scratch + 64 + transposed_bytes(part));
@@ -233,40 +234,23 @@ template <Over work> struct SideBySide {
     return bytes;
   }
 
-  // The inputs and outputs of a piece along the axis that is cut: its outputs with the inputs of their windows or, backward, its
-  // inputs with the outputs whose windows contain them; at least one of each.
-  struct Piece {
-    int axis;
-    Range inputs, outputs;
-  };
-
-  static Piece piece(const Problem& p, int64_t k) {
-    const int a = p.tiles == 1 ? 0 : cut_of(p, p.tile).axis;
-    const Axis& axis = p.axes[a];
-    if (p.tiles == 1) return {a, {0, axis.size}, {0, axis.out}};
-    const int64_t n = extent(axis, work), begin = k * n / p.tiles, end = (k + 1) * n / p.tiles;
-    const auto within = [](Range r, int64_t size) {
-      const int64_t lo = min(max(0, r.lo), size - 1);
-      return Range{lo, max(lo + 1, min(size, r.hi))};
-    };
-    if (work == Over::outputs)
-      return {a, within(inputs_under(axis, begin, end - begin), axis.size), {begin, end}};
-    return {a, {begin, end}, within(outputs_over(axis, begin, end - begin), axis.out)};
+  // Piece k along the axis that is cut.
+  static Part piece(const Problem& p, int cut, int64_t k) {
+    const Axis& axis = p.axes[cut];
+    if (p.tiles == 1) return {{0, axis.size}, {0, axis.out}};
+    const int64_t n = extent(axis, work);
+    const Range range{k * n / p.tiles, (k + 1) * n / p.tiles};
+    return work == Over::outputs ? part_of_outputs(axis, range) : part_of_inputs(axis, range);
   }
 
   // The problem that pools this piece of every plane.
-  static Problem cropped(const Problem& p, const Piece& piece) {
+  static Problem part_of(const Problem& p, int cut, const Part& piece) {
     Problem part = p;
-    Axis& axis = part.axes[piece.axis];
-    axis.size = piece.inputs.hi - piece.inputs.lo;
-    axis.out = piece.outputs.hi - piece.outputs.lo;
-    axis.origin += piece.outputs.lo * axis.stride - piece.inputs.lo;
-    axis.lo -= piece.inputs.lo;
-    axis.hi -= piece.inputs.lo;
+    part.axes[cut] = cropped(p.axes[cut], piece);
     Transposed list[4];
     for (int k = arrays(p, list) - 1; k >= 0; --k)
       (part.*list[k].to).data +=
-          (list[k].over == Over::inputs ? piece.inputs : piece.outputs).lo * list[k].from->pooled[piece.axis];
+          (list[k].over == Over::inputs ? piece.inputs : piece.outputs).lo * list[k].from->pooled[cut];
     return part;
   }
 
@@ -313,10 +297,11 @@ template <Over work> struct SideBySide {
   }
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
+    const int cut = p.tiles == 1 ? 0 : cut_of(p, p.tile).axis;
     for (int64_t unit = begin; unit < end && !p.stopped();) {
       const int64_t stop = p.tiles == 1 ? end : unit + 1;
-      const Piece part = piece(p, unit % p.tiles);
-      groups(cropped(p, part), unit / p.tiles, (stop - 1) / p.tiles + 1, part.inputs.lo, memory);
+      const Part part = piece(p, cut, unit % p.tiles);
+      groups(part_of(p, cut, part), unit / p.tiles, (stop - 1) / p.tiles + 1, part.inputs.lo, memory);
       unit = stop;
     }
   }

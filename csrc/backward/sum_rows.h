@@ -132,7 +132,7 @@ private:
            is_contiguous(p, p.y, sizeof(V), Over::inputs);
   }
 
-  // At least so many of the elements that the worker still writes lie in the memory from here on, if it is contiguous.
+  // A lower bound of the elements that this worker still writes, from the current tile on.
   int64_t remaining(const Walk<Over::inputs>& walk, int64_t units) const {
     const int64_t size = walk.last().size, here = min(size, walk.tile_begin() + p_.tile) - walk.tile_begin();
     const int64_t shortest = size - (p_.tiles - 1) * p_.tile;

@@ -43,19 +43,18 @@ template <class R, class S, bool indexed> struct Blocks {
       const Axis& axis = p.axes[a];
       if (axis.regular() ? axis.stride < axis.kernel && axis.out > 1 : axis.table_stride != 0) return false;
     }
-    return !indexed || p.axes[last].kernel >= min_indexed || unzips(p) ||
+    return !indexed || p.axes[last].kernel >= min_indexed || finds_in_vectors(p) ||
            (p.n_axes == 3 && p.axes[last].size <= short_row);
   }
 
   // Offsets of windows of 4 and 8 columns without gaps are found in vectors. Without this, adaptive max pooling with
   // indices from 56 x 56 to 7 x 7 (VGG) takes 1.8 times as long.
-  static bool unzips(const Problem& p) {
+  static bool finds_in_vectors(const Problem& p) {
     const Axis& last = p.axes[p.n_axes - 1];
     const Range whole = interior(last, 0, last.out);
-    return indexed && sizeof(V) >= 4 && p.n_axes == 2 && whole.hi - whole.lo == last.out && last.regular() &&
-           last.stride == last.kernel && (last.kernel == 4 || last.kernel == 8) && last.out > 1 &&
-           p.y.pooled[1] == sizeof(S) && p.extra_array.pooled[1] == size_of(p.extra) &&
-           last.size * p.axes[0].size < int64_t(UINT32_MAX);
+    return indexed && sizeof(V) >= 4 && p.n_axes == 2 && unzips(last) && last.out > 1 &&
+           whole.hi - whole.lo == last.out && p.y.pooled[1] == sizeof(S) &&
+           p.extra_array.pooled[1] == size_of(p.extra) && last.size * p.axes[0].size < int64_t(UINT32_MAX);
   }
 
   static void prepare(Problem& p) {
@@ -70,7 +69,7 @@ template <class R, class S, bool indexed> struct Blocks {
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     if constexpr (indexed)
-      if (unzips(p)) return unzip_units(p, begin, end, memory);
+      if (finds_in_vectors(p)) return unzip_units(p, begin, end, memory);
     while (begin < end) {
       Blocks work(p, begin, memory);
       const int64_t done = work.planes(end - begin);

@@ -122,8 +122,8 @@ private:
   // Channels per call: their partial results stay in L1.
   static constexpr int64_t max_channels = 16 * 1024 / sizeof(V) * (indexed ? 1 : 2);
 
-  // Whether windows are read from memory: they are disjoint and the input exceeds the cache. Elements that lie near each
-  // other are prefetched in time from an outer cache, too.
+  // Whether windows are read from memory: they are disjoint and the input exceeds the cache. Loops that prefetch keep up
+  // with the outer cache, too, unless the channels of one element fill a page.
   static bool from_memory(const Problem& p) {
     const double cached = prefetches && p.channels * int64_t(sizeof(S)) < 4096 ? 20 << 20 : 4 << 20;  // bytes
     const Axis& last = p.axes[p.n_axes - 1];

@@ -334,6 +334,11 @@ template <class T, int K> __attribute__((always_inline)) inline void unzip(T (&x
   }
 }
 
+// Whether the windows of an axis are 4 or 8 elements without gaps, whose elements `unzip` brings into vectors.
+inline bool unzips(const Axis& a) {
+  return a.regular() && a.stride == a.kernel && (a.kernel == 4 || a.kernel == 8);
+}
+
 // Splits a row of n times `stride` elements: part r, `length` elements long, has every `stride`-th element from r on, for
 // r < parts. Reads and writes whole vectors.
 template <class T> void split_row(const T* __restrict x, int64_t n, int64_t stride, int64_t parts,

@@ -57,7 +57,6 @@ public:
 
 private:
   static constexpr int64_t max_joined_channels = 8192;
-  static constexpr int64_t long_sum = 32;  // elements of a row whose sum is interleaved
 
   [[noreturn]] static void refuse(const char* what) {
     throw std::runtime_error(std::string("ndpool core: ") + what);
@@ -92,34 +91,25 @@ private:
   }
 
   // Marks the pooled axes that become leading axes, which leaves all results as they are: those of one element, the first
-  // ones, and the last one if the elements along it can be channels. Sums along the axis before have another order
-  // there if windows are long or further axes are pooled.
+  // ones, and the last one if the elements along it can be channels. Sums of floats would have another order there.
   void mark_pointwise(bool (&marks)[max_axes]) const {
     const int last = p_.n_axes - 1;
     const auto pointwise = [&](int a) {
       return is_pointwise(p_.axes[a], backward_) && p_.axes[a].stride == 1;
     };
-    int kept = -1, others = 0;  // axes before the last that stay: the last of them, and their number
-    for (int a = 0; a < last; ++a)
-      if (!(marks[a] = pointwise(a) && (others == 0 || p_.axes[a].size == 1))) {
-        ++others;
-        kept = a;
-      }
-    if (backward_ || others == 0 || !pointwise(last)) return;
-    const Axis& next = p_.axes[kept];
+    bool first = true;  // no axis before stays
+    for (int a = 0; a < last; ++a) {
+      marks[a] = pointwise(a) && (first || p_.axes[a].size == 1);
+      first &= marks[a];
+    }
     const bool any_order =
         p_.op == Op::max || p_.op == Op::min || (p_.op == Op::sum && is_integer(p_.x_type));
-    const bool in_turn =
-        next.regular() && (next.uncropped <= 3 || (next.stride > 1 && next.uncropped < long_sum));
-    marks[last] = any_order || (p_.op == Op::sum && others == 1 && in_turn && p_.axes[last].size == 1);
+    marks[last] = !backward_ && !first && any_order && pointwise(last);
   }
 
   // Elements and stride of axis a of a member that is no pooled axis.
   int64_t leading_extent(int a) const {
     return windows_[a].out ? windows_[a].out : members_[0].view.shape[a];
-  }
-  int64_t leading_stride(const Member& m, int a) const {
-    return m.view.stride[a] * (windows_[a].out && !m.outputs ? windows_[a].stride : 1);
   }
 
   void leading_axes(int64_t tables) {
@@ -134,20 +124,19 @@ private:
       for (const Member& m : members_)
         if (!windows_[a].out && m.view.shape[a] != n) refuse("leading axes differ");
       if (n == 1) continue;
-      if (can_have_channels && leading_stride(*channels_of_, a) == channels_of_->view.item &&
+      if (can_have_channels && channels_of_->view.stride[a] == channels_of_->view.item &&
           contiguous_run(a, fewest) >= fewest) {
         can_have_channels = false;
         p_.channels = n;
-        for (const Member& m : members_) m.array->channel = leading_stride(m, a);
+        for (const Member& m : members_) m.array->channel = m.view.stride[a];
         continue;
       }
       p_.planes *= n;
       bool joins = p_.n_lead > 0;
-      for (const Member& m : members_)
-        joins = joins && m.array->lead[p_.n_lead - 1] == n * leading_stride(m, a);
+      for (const Member& m : members_) joins = joins && m.array->lead[p_.n_lead - 1] == n * m.view.stride[a];
       const int to = joins ? p_.n_lead - 1 : p_.n_lead++;
       p_.lead_shape[to] = joins ? p_.lead_shape[to] * n : n;
-      for (const Member& m : members_) m.array->lead[to] = leading_stride(m, a);
+      for (const Member& m : members_) m.array->lead[to] = m.view.stride[a];
     }
   }
 
@@ -157,7 +146,7 @@ private:
     for (int b = a - 1; b >= 0 && !is_pooled_[b] && run < enough; --b) {
       if (leading_extent(b) == 1) continue;
       for (const Member& m : members_)
-        if (leading_stride(m, b) != leading_stride(m, a) * run) return run;
+        if (m.view.stride[b] != m.view.stride[a] * run) return run;
       run *= leading_extent(b);
     }
     return run;

@@ -158,7 +158,7 @@ def _difference(ours: Any, theirs: Any) -> str:
     for name, a, b in zip(("values", "indices"), *map(_pair, (ours, theirs)), strict=False):
         if a.shape != b.shape:
             return f"{name}: shape {tuple(a.shape)}, not {tuple(b.shape)}"
-        rtol, atol = (3e-2, 6e-2) if a.itemsize == 2 else (1e-4, 1e-5)
+        rtol, atol = (3e-2, 3e-2) if a.itemsize == 2 else (1e-4, 1e-5)
         if not (torch.equal(a, b) if name == "indices" else torch.allclose(a.to(b.dtype), b, rtol, atol)):
             return f"{name} differ"
     return ""
