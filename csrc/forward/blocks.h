@@ -17,9 +17,8 @@ template <class R, class S, bool indexed> struct Blocks {
   static constexpr const char* engine = "blocks";
   using V = typename R::V;
   static constexpr int N = wide<V>;
-  static constexpr int strip_vectors = 4;     // of a column strip
+  static constexpr int strip_vectors = vector_bytes == 64 ? 8 : 4;  // of a column strip
   static constexpr int batch = 4;             // planes reduced together
-  static constexpr int64_t max_copied = 64;   // rows at the end of the array that are copied
   static constexpr int64_t long_column = 16;  // rows of a plane above which a batch takes turns
   static constexpr int64_t long_window = max(long_sum, 2 * wide<V>);  // which no vector reads past
   // With offsets, windows narrower than this pay on short rows of volumes only.
@@ -63,7 +62,7 @@ template <class R, class S, bool indexed> struct Blocks {
     p.tile = max(1, min(last.out, row_elements / per_output));
     p.tiles = ceil_div(last.out, p.tile);
     p.units = p.planes * p.tiles * p.rows;
-    p.scratch = Scratch::bytes<V>(row_length(p)) + Scratch::bytes<S>(row_length(p)) +
+    p.scratch = Scratch::bytes<V>(row_length(p)) +
                 (indexed ? Scratch::bytes<C>(row_length(p)) : Scratch::bytes<V>(p.tile + N));
   }
 
@@ -93,7 +92,6 @@ private:
   const Problem& p_;
   Walk<Over::outputs> walk_;
   V* folded_;
-  S* edge_;                   // a copied row at the end of the array
   C* row_numbers_ = nullptr;  // for each element of folded_
   V* results_ = nullptr;      // of a row, without offsets
   Range interior_;            // outputs whose windows are whole
@@ -112,7 +110,6 @@ private:
                                                   : 0) {
     Scratch scratch(memory);
     folded_ = scratch.take<V>(row_length(p));
-    edge_ = scratch.take<S>(row_length(p));
     if constexpr (indexed)
       row_numbers_ = scratch.take<C>(row_length(p));
     else
@@ -160,47 +157,42 @@ private:
       return best + later;
   }
 
-  // Folds columns [0, n) of all rows, of which `x` is the first. True if they contain a NaN; elements a little
-  // past the last column count, too. Vectors may read past a row, but not past the array, so the last rows may
-  // have to be copied.
+  // Folds columns [0, n) of all rows, of which `x` is the first. True if they contain a NaN. The last vector overlaps the one
+  // before it, so that nothing is read past a row.
   bool fold(const WindowRows& all, const S* x, int64_t n, V* to) const {
-    Vn nan_sum[strip_vectors] = {};
-    WindowRows rows = all;
+    const WindowRows rows = joined(all);
+    if (n < N) return fold_narrow<max(2, N / 2)>(rows, x, n, to);
+    const int64_t vectors = ceil_div(n, N);
+    // Short rows, several of which share a page of memory, are faster read row by row.
+    if (vectors > strip_vectors && rows.row_pitch * int64_t(sizeof(S)) < 4096)
+      return fold_row_by_row(rows, x, n, to);
+    int64_t k = 0;
+    bool nan = false;
+    for (; k + strip_vectors <= vectors; k += strip_vectors)
+      nan |= strip<strip_vectors>(rows, x, to, k * N, n);
+    if (vectors - k > 4) return nan | strip<strip_vectors>(rows, x, to, k * N, n);
+    if (vectors - k == 4) return nan | strip<4>(rows, x, to, k * N, n);
+    if (vectors - k == 3) return nan | strip<3>(rows, x, to, k * N, n);
+    if (vectors - k == 2) return nan | strip<2>(rows, x, to, k * N, n);
+    return vectors == k ? nan : nan | strip<1>(rows, x, to, k * N, n);
+  }
+
+  // The same for fewer columns than a vector has lanes: two vectors of L lanes, which may overlap.
+  template <int L> bool fold_narrow(const WindowRows& rows, const S* x, int64_t n, V* to) const {
+    if (n >= L) return strip<2, L>(rows, x, to, 0, n);
+    if constexpr (L > 2 && L * sizeof(V) > 8) return fold_narrow<L / 2>(rows, x, n, to);
+    bool nan = false;
+    for (int64_t j = 0; j < n; ++j) nan |= column(rows, x + j, to[j], row_numbers_ + j);
+    return nan;
+  }
+
+  // Slabs whose rows continue those of the slab before are one slab.
+  static WindowRows joined(WindowRows rows) {
     if (rows.slabs > 1 && rows.slab_pitch == rows.rows * rows.row_pitch) {
       rows.rows *= rows.slabs;
       rows.slabs = 1;
     }
-    int64_t vectors = ceil_div(n, N), copied = 0;
-    const S* last = x + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch;
-    if (rows.slabs == 1)
-      while (copied < min(rows.rows, max_copied) &&
-             !readable_.contains(last - copied * rows.row_pitch, vectors * N))
-        ++copied;
-    if (copied < rows.rows && !readable_.contains(last - copied * rows.row_pitch, vectors * N)) {
-      vectors = n / N;
-      copied = 0;
-    }
-    rows.rows -= copied;
-    // Short rows, several of which share a page of memory, are faster read row by row.
-    const bool row_by_row = vectors > strip_vectors && rows.row_pitch * int64_t(sizeof(S)) < 4096;
-    int64_t k = row_by_row ? fold_row_by_row(rows, x, vectors, to, nan_sum) : 0;
-    if (rows.rows == 0) k = vectors;
-    for (; k + strip_vectors <= vectors; k += strip_vectors)
-      strip<strip_vectors>(rows, x + k * N, to + k * N, row_numbers_ + k * N, nan_sum);
-    if (vectors - k == 3)
-      strip<3>(rows, x + k * N, to + k * N, row_numbers_ + k * N, nan_sum);
-    else if (vectors - k == 2)
-      strip<2>(rows, x + k * N, to + k * N, row_numbers_ + k * N, nan_sum);
-    else if (vectors - k == 1)
-      strip<1>(rows, x + k * N, to + k * N, row_numbers_ + k * N, nan_sum);
-    for (int64_t r = rows.rows; r < rows.rows + copied; ++r) {
-      copy_exactly(x + r * rows.row_pitch, edge_, n);
-      for (int64_t v = 0; v < vectors; ++v)
-        fold_into(edge_ + v * N, r, to + v * N, row_numbers_ + v * N, nan_sum[0]);
-    }
-    bool nan = false;
-    for (int64_t j = vectors * N; j < n; ++j) nan |= column(rows, x + j, to[j], row_numbers_ + j);
-    return nan || nan_in(nan_sum);
+    return rows;
   }
 
   // Folds a vector of row `number` into the result so far.
@@ -226,46 +218,76 @@ private:
 
   // Whether the sums of all elements are NaN: they are if an element is. Opposite infinities sum to NaN, too; the
   // exact path then settles it.
-  template <class T> static bool nan_in(const T (&sums)[strip_vectors]) {
-    if constexpr (!can_be_nan) return false;
-    return contains_nan(sums[0] + sums[1] + (sums[2] + sums[3]));
+  template <class T, int W> static bool nan_in(const T (&sums)[W]) {
+    if constexpr (can_be_nan) {
+      T all = sums[0];
+      for (int w = 1; w < W; ++w) all += sums[w];
+      return contains_nan(all);
+    } else {
+      return false;
+    }
   }
 
-  // Folds row by row, four vectors at a time; the result so far stays in L1.
-  int64_t fold_row_by_row(const WindowRows& rows, const S* x, int64_t vectors, V* to,
-                          Vn (&nan_sum)[strip_vectors]) const {
-    const int64_t end = vectors / strip_vectors * strip_vectors;
+  // Folds row by row; the result so far stays in L1. The last vector, which may overlap the one before it, has results of its
+  // own until the end.
+  bool fold_row_by_row(const WindowRows& rows, const S* x, int64_t n, V* to) const {
+    constexpr int W = 4;
+    constexpr int64_t read_ahead = 4096 / sizeof(S);
+    const int64_t end = (n - 1) / N * N, last = n - N;
+    Vn nan_sum[W] = {};
+    V tail[N];
+    C tail_numbers[N];
     C* const numbers = row_numbers_;  // a local copy: no store can alias it
-    int64_t number = 0;
-    for (int64_t s = 0; s < rows.slabs; ++s)
-      for (int64_t r = 0; r < rows.rows; ++r, ++number) {
-        const S* from = x + s * rows.slab_pitch + r * rows.row_pitch;
-        for (int64_t k = 0; k < end; k += strip_vectors)
-          for (int w = 0; w < strip_vectors; ++w)
-            fold_into(from + (k + w) * N, number, to + (k + w) * N, numbers + (k + w) * N, nan_sum[w]);
-      }
-    return end;
+    const auto fold_rows = [&](auto prefetches) __attribute__((always_inline)) {
+      int64_t number = 0;
+      for (int64_t s = 0; s < rows.slabs; ++s)
+        for (int64_t r = 0; r < rows.rows; ++r, ++number) {
+          const S* from = x + s * rows.slab_pitch + r * rows.row_pitch;
+          const auto fold_vector = [&](int64_t k, Vn& sum) __attribute__((always_inline)) {
+            if constexpr (prefetches) prefetch(from + k + read_ahead);
+            fold_into(from + k, number, to + k, numbers + k, sum);
+          };
+          int64_t k = 0;
+          for (; k + W * N <= end; k += W * N)
+            for (int w = 0; w < W; ++w) fold_vector(k + w * N, nan_sum[w]);
+          for (; k < end; k += N) fold_vector(k, nan_sum[0]);
+          fold_into(from + last, number, tail, tail_numbers, nan_sum[1]);
+        }
+    };
+    if (prefetch_distance_)
+      fold_rows(std::true_type{});
+    else
+      fold_rows(std::false_type{});
+    write(to + last, read<V, N>(tail));
+    if constexpr (indexed) write(numbers + last, read<C, N>(tail_numbers));
+    return nan_in(nan_sum);
   }
 
-  // Folds a strip of W vectors of L elements; with offsets, also stores the row numbers.
-  template <int W, int L = N> __attribute__((always_inline)) inline void
-  strip(const WindowRows& rows, const S* x, V* to, C* numbers, Vec<V, L> (&nan_sum)[strip_vectors]) const {
-    Vec<V, L> acc[W];
+  // Folds W vectors of L columns from column `first` on; those that would end past column n end there. With offsets, also
+  // stores the row numbers. True if there is a NaN.
+  template <int W, int L = N>
+  bool strip(const WindowRows& rows, const S* x, V* results, int64_t first, int64_t n) const {
+    constexpr int inside = W > 4 ? 4 : W - 1;  // vectors that never end past column n
+    const int64_t room = n - first - L;
+    int64_t clipped[W];
+    for (int w = inside; w < W; ++w) clipped[w] = min(w * L, room);
+    const auto at = [&](int w) __attribute__((always_inline)) { return w < inside ? w * L : clipped[w]; };
+    x += first;
+    Vec<V, L> acc[W], nan_sum[W];
     Vec<C, L> from_row[W];
     for (int w = 0; w < W; ++w) {
-      acc[w] = read_as<V, L>(x + w * L);
-      if constexpr (can_be_nan) nan_sum[w] += acc[w];
+      acc[w] = nan_sum[w] = read_as<V, L>(x + at(w));
       from_row[w] = Vec<C, L>{};
     }
     const auto fold_rows = [&](auto prefetches) __attribute__((always_inline)) {
-      int64_t first = 1;
+      int64_t first_row = 1;
       C number = 1;
-      for (int64_t s = 0; s < rows.slabs; ++s, x += rows.slab_pitch, first = 0) {
-        const S* from = x + first * rows.row_pitch;
-        for (int64_t r = first; r < rows.rows; ++r, ++number, from += rows.row_pitch)
+      for (int64_t s = 0; s < rows.slabs; ++s, x += rows.slab_pitch, first_row = 0) {
+        const S* from = x + first_row * rows.row_pitch;
+        for (int64_t r = first_row; r < rows.rows; ++r, ++number, from += rows.row_pitch)
           for (int w = 0; w < W; ++w) {
-            if constexpr (prefetches) prefetch(from + prefetch_distance_ + w * L);
-            const Vec<V, L> v = read_as<V, L>(from + w * L);
+            if constexpr (prefetches) prefetch(from + prefetch_distance_ + at(w));
+            const Vec<V, L> v = read_as<V, L>(from + at(w));
             if constexpr (can_be_nan) nan_sum[w] += v;
             if constexpr (indexed)
               merge_with_offset<R, false>(v, Vec<C, L>{} + number, acc[w], from_row[w]);
@@ -278,10 +300,12 @@ private:
       fold_rows(std::true_type{});
     else
       fold_rows(std::false_type{});
+    V* const to = results + first;
     for (int w = 0; w < W; ++w) {
-      write(to + w * L, acc[w]);
-      if constexpr (indexed) write(numbers + w * L, from_row[w]);
+      write(to + at(w), acc[w]);
+      if constexpr (indexed) write(row_numbers_ + first + at(w), from_row[w]);
     }
+    return nan_in(nan_sum);
   }
 
   static bool column(const WindowRows& rows, const S* x, V& to, C* number) {
@@ -542,11 +566,7 @@ private:
     if constexpr (transposes) {
       constexpr int half = N >= 8 ? N / 2 : N;
       const Window w = window(walk_.last(), 0);
-      WindowRows rows = this->rows();
-      if (rows.slabs > 1 && rows.slab_pitch == rows.rows * rows.row_pitch) {
-        rows.rows *= rows.slabs;
-        rows.slabs = 1;
-      }
+      const WindowRows rows = joined(this->rows());
       if (!single_outputs_ || rows.slabs != 1 || !rows.rows || !w.taps) return -1;
       S* y = reinterpret_cast<S*>(walk_.row(p_.y, 0, 1).data);
       if (w.taps <= half) return planes<1, half>(rows, w, n, y);
@@ -560,8 +580,24 @@ private:
       case 4:
         return planes<4, N>(rows, w, n, y);
       }
+      if (rows.rows == 1 && w.taps >= long_sum) return long_rows(rows, w, n, y);
     }
     return -1;
+  }
+
+  // Planes of a single long row, a batch at a time.
+  int64_t long_rows(const WindowRows& rows, const Window& w, int64_t n, S* y) const {
+    const V by = divisor(rows, 0);
+    const int64_t gap = p_.x.lead[0] / int64_t(sizeof(S));
+    const int64_t reach = (batch - 1) * gap + ceil_div(w.taps, interleaved) * interleaved;
+    const S* x = rows.x + w.start;
+    int64_t o = 0;
+    for (; o + batch <= n && readable_.contains(x, reach); o += batch, x += batch * gap) {
+      V results[batch];
+      if (!reduce_windows<R>(x, gap, w.taps, results)) break;
+      store<batch>(read<V, batch>(results), by, y + o);
+    }
+    return o;
   }
 
   // A batch at a time: while the rows of one are transposed, those of the next are read.
@@ -573,7 +609,7 @@ private:
     int64_t o = 0;
     for (; o + batch <= n && readable_.contains(x, reach); o += batch, x += batch * gap) {
       V folded[batch][W * L + interleaved];
-      Vec<V, L> nan_sum[strip_vectors] = {};
+      Vec<V, L> nan_sum[batch] = {};
       if (W == 1 && rows.rows > long_column) {  // in turns, so that no addition waits for the one before it
         Vec<V, L> acc[batch];
         for (int k = 0; k < batch; ++k) acc[k] = read_as<V, L>(x + k * gap);

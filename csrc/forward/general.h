@@ -112,6 +112,9 @@ private:
   static constexpr int64_t max_split_stride = 8, max_split_rows = 6;
   static constexpr int64_t split_slack = max(N, wide<Offset>);
 
+  // Elements past the end of a row of which `take_every` reads single elements.
+  static constexpr int64_t taken_slack = 2 * N + 64 / int64_t(sizeof(V));
+
   // Elements of the inputs of a tile, and of the same with padding; vectors may access both past the end.
   static int64_t input_length(const Problem& p) {
     return max_inputs(p.axes[p.n_axes - 1], p.tile) * p.channels + 2 * N;
@@ -254,7 +257,7 @@ private:
     may_have_nan_ = true;
     if (!indexed && rows.count() == 1 && in.from == first && in.to == last) {
       const V* x = input_.row(walk, rows.index(), in, row_.value);
-      if (x == row_.value || readable_.contains(x, (in.to - in.from) * p_.channels + N)) return x;
+      if (x == row_.value || readable_.contains(x, (in.to - in.from) * p_.channels + taken_slack)) return x;
     }
     const int64_t width = (in.to - in.from) * p_.channels, at = (in.from - first) * p_.channels;
     may_have_nan_ = false;
@@ -329,6 +332,7 @@ private:
         reduce_window<R>(x + o * a.stride * unit, a.kernel, unit, partial_, results_.value + o * unit);
       return;
     }
+    if (a.kernel == 1 && a.stride > 1) return take_every(x, n, a.stride, unit, results_.value);
     V* to = a.stride == 1 ? results_.value : row_.value;
     if (may_have_nan_)
       reduce_everywhere<R>(x, length, a.kernel, tap_stride, to);

@@ -119,26 +119,58 @@ typename R::V reduce_block(const typename R::V* x, int64_t taps, bool reads_past
   return reduce_vector<R, exact>(parts[0]);
 }
 
-// Reduces several whole blocks at once, so that no addition waits for the one before it.
-template <class R, bool exact, int Blocks>
-void reduce_blocks(const typename R::V* x, typename R::V (&dst)[Blocks]) {
+// Reduces B windows of at least `long_sum` contiguous elements each, `gap` elements apart, at once, so that no addition
+// waits for the one before it. Reads up to 15 elements past their ends. False if maxima met a NaN.
+template <class R, int B, class S>
+bool reduce_windows(const S* x, int64_t gap, int64_t taps, typename R::V (&dst)[B]) {
   using V = typename R::V;
   constexpr int N = min(interleaved, wide<V>), W = interleaved / N;
-  Vec<V, N> parts[Blocks][W];
-  for (int b = 0; b < Blocks; ++b)
-    for (int w = 0; w < W; ++w) parts[b][w] = read<V, N>(x + b * sum_block + w * N);
-  for (int64_t at = interleaved; at < sum_block; at += interleaved)
-    for (int b = 0; b < Blocks; ++b)
-      for (int w = 0; w < W; ++w) {
-        prefetch(x + (b + Blocks) * sum_block + at +
-                 w * N);  // the hardware prefetcher follows one stream per page
-        parts[b][w] = merged<R, exact>(read<V, N>(x + b * sum_block + at + w * N), parts[b][w]);
+  using Vn = Vec<V, N>;
+  constexpr bool can_be_nan = R::is_max && is_real<V>;
+  Vn nan_sum[B] = {};
+  for (int64_t first = 0; first < taps; first += sum_block, x += sum_block) {
+    const int64_t length = min(sum_block, taps - first);
+    V block[B];
+    if (length < long_sum) {
+      for (int b = 0; b < B; ++b) {
+        block[b] = load_as<V>(x[b * gap]);
+        for (int64_t t = 1; t < length; ++t) block[b] = R::merge(load_as<V>(x[b * gap + t]), block[b]);
+        if constexpr (can_be_nan) nan_sum[b] += block[b];
       }
-  for (int b = 0; b < Blocks; ++b) {
-    for (int m = W / 2; m > 0; m /= 2)
-      for (int w = 0; w < m; ++w) parts[b][w] = merged<R, exact>(parts[b][w + m], parts[b][w]);
-    dst[b] = reduce_vector<R, exact>(parts[b][0]);
+    } else {
+      Vn parts[B][W];
+      for (int b = 0; b < B; ++b)
+        for (int w = 0; w < W; ++w) {
+          parts[b][w] = read_as<V, N>(x + b * gap + w * N);
+          if constexpr (can_be_nan) nan_sum[b] += parts[b][w];
+        }
+      int64_t at = interleaved;
+      for (; at + interleaved <= length; at += interleaved)
+        for (int b = 0; b < B; ++b)
+          for (int w = 0; w < W; ++w) {
+            prefetch(x + (b + B) * gap + at + w * N);  // the hardware prefetcher follows one stream per page
+            const Vn v = read_as<V, N>(x + b * gap + at + w * N);
+            if constexpr (can_be_nan) nan_sum[b] += v;
+            parts[b][w] = merged<R, false>(v, parts[b][w]);
+          }
+      for (int w = 0; w < W && at + w * N < length; ++w) {
+        const auto inside = lane_mask<V, N>(min(N, length - at - w * N));
+        for (int b = 0; b < B; ++b) {
+          const Vn v = inside ? read_as<V, N>(x + b * gap + at + w * N) : broadcast<Vn>(R::init());
+          if constexpr (can_be_nan) nan_sum[b] += inside ? v : Vn{};
+          parts[b][w] = merged<R, false>(v, parts[b][w]);
+        }
+      }
+      for (int b = 0; b < B; ++b) {
+        for (int m = W / 2; m > 0; m /= 2)
+          for (int w = 0; w < m; ++w) parts[b][w] = merged<R, false>(parts[b][w + m], parts[b][w]);
+        block[b] = reduce_vector<R, false>(parts[b][0]);
+      }
+    }
+    for (int b = 0; b < B; ++b) dst[b] = first ? R::merge(block[b], dst[b]) : block[b];
   }
+  for (int b = 1; b < B; ++b) nan_sum[0] += nan_sum[b];
+  return !can_be_nan || !any(nan_sum[0] != nan_sum[0]);
 }
 
 // The maximum of at least a vector of elements, in any order: four independent vectors; the last one read may
@@ -208,7 +240,7 @@ typename R::V reduce_window(const typename R::V* x, int64_t taps, bool reads_pas
   int64_t at = sum_block;
   for (; at + streams * sum_block <= taps; at += streams * sum_block) {
     V blocks[streams];
-    reduce_blocks<R, exact>(x + at, blocks);
+    reduce_windows<R>(x + at, sum_block, sum_block, blocks);
     for (const V& block : blocks) all = R::merge(block, all);
   }
   for (; at < taps; at += sum_block) all = R::merge(part(x + at, min(sum_block, taps - at)), all);

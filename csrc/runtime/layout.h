@@ -42,12 +42,12 @@ public:
       : p_(p), members_(members), backward_(members[0].outputs), ndim_(members[0].view.ndim) {
     const auto gets_channels = [](const Member& m) { return !m.outputs; };
     channels_of_ = &*std::find_if(members.begin(), members.end(), gets_channels);
+    if (copies()) copy_bits();
     pooled_axes(at, tables);
     leading_axes(tables);
     if (tables > 1 && tables != p.planes) refuse("one table per plane is needed");
     join_channels();
     join_pointwise();
-    if (p.op == Op::min && p.n_axes == 1 && is_pointwise(p.axes[0], false)) p.op = Op::max;  // either copies
     set_single_strides();
     for (int a = 0; a + 1 < p.n_axes; ++a) p.rows *= extent(p.axes[a]);
   }
@@ -63,6 +63,23 @@ private:
   }
 
   int64_t extent(const Axis& axis) const { return backward_ ? axis.size : axis.out; }
+
+  // Whether the results are copies of elements: windows are single elements, whose values stay as they are.
+  bool copies() const {
+    if (backward_ || p_.extra != Extra::none || p_.op == Op::lp || p_.x_type != p_.y_type) return false;
+    if (p_.op == Op::sum && p_.divide && p_.divisor != 0 && p_.divisor != 1) return false;
+    return std::all_of(p_.axes, p_.axes + p_.n_axes, [](const Axis& a) { return is_pointwise(a, false); });
+  }
+
+  // Maxima of signed integers as wide as the elements, whose bits they copy.
+  void copy_bits() {
+    p_.op = Op::max;
+    p_.divide = false;
+    if (size_of(p_.x_type) == 1) return;
+    p_.x_type = p_.y_type = size_of(p_.x_type) == 2   ? Dtype::i16
+                            : size_of(p_.x_type) == 4 ? Dtype::i32
+                                                      : Dtype::i64;
+  }
 
   void pooled_axes(const int* at, int64_t tables) {
     Axis axes[max_axes];
