@@ -17,7 +17,8 @@ template <class V, class S> class MaxBackwardChannelsLast {
   using C = UnsignedLike<V>;
   using Offset = std::uint8_t;
   static constexpr int64_t max_sources = 64;
-  static constexpr int64_t min_channels = 96, min_far_channels = 48;  // gradients in cache; in memory
+  static constexpr int64_t min_channels = 96,
+                           min_far_channels = 48;  // gradients in cache; where scattering is slow
 
   // An output that covers the input: its gradients, its offsets, and the offset of the input in its window.
   struct Source {
@@ -37,12 +38,18 @@ public:
     const int a = p.n_axes - 1;
     const int64_t item = sizeof(S);
     return p.extra == Extra::offset8 &&
-           p.channels >= (call_exceeds_cache(p) ? min_far_channels : min_channels) && pays(p) &&
-           stored_as<S>(p.x_type) && p.x_type == p.y_type && p.x.channel == item && p.y.channel == item &&
-           p.extra_array.channel == sizeof(Offset) && p.axes[a].table_stride == 0 && p.axes[a].step == 1 &&
+           p.channels >= (call_exceeds_cache(p) || many_outputs(p) ? min_far_channels : min_channels) &&
+           pays(p) && stored_as<S>(p.x_type) && p.x_type == p.y_type && p.x.channel == item &&
+           p.y.channel == item && p.extra_array.channel == sizeof(Offset) && p.axes[a].table_stride == 0 &&
            count_slabs(p) <= max_slabs &&
            count_slabs(p) * (a ? max_covers(p.axes[a - 1], p.planes) : 1) * max_covers(p.axes[a], p.planes) <=
                max_sources;
+  }
+
+  // Whether there is nearly an output for each input, and scattering would visit most of them in several boxes.
+  static bool many_outputs(const Problem& p) {
+    const int64_t outputs = plane_elements(p, Over::outputs);
+    return 2 * outputs > plane_elements(p) && outputs * p.channels > 64 * 1024;
   }
 
   // Whether to gather costs less than to scatter: measured cycles per input with all its channels.
@@ -100,12 +107,18 @@ private:
         for (int64_t o = cover.lo; o < cover.hi; ++o) {
           if (!cover.has_tap(o)) continue;
           const int64_t first = (slabs[k].offset * rows.kernel + cover.tap(o)) * last.kernel;
-          for (int64_t c = columns->lo; c < columns->hi; ++c)
+          for (int64_t c = columns->lo; c < columns->hi; ++c) {
+            int64_t tap = i - begin_of(last, c);
+            if (last.step > 1) {
+              if (tap % last.step) continue;
+              tap /= last.step;
+            }
             sources[m++] = {
                 reinterpret_cast<const S*>(grads + slabs[k].grad + o * p.x.pooled[a - 1] + c * p.x.pooled[a]),
                 reinterpret_cast<const Offset*>(offsets + slabs[k].extra + o * p.extra_array.pooled[a - 1] +
                                                 c * p.extra_array.pooled[a]),
-                C(first + i - (last.regular() ? last.origin + c * last.stride : last.starts[c]))};
+                C(first + tap)};
+          }
         }
       S* to = reinterpret_cast<S*>(y);
       if (m == 1)

@@ -18,7 +18,7 @@ template <class R, class S, bool indexed> struct Blocks {
   using V = typename R::V;
   static constexpr int N = wide<V>;
   static constexpr int strip_vectors = vector_bytes == 64 ? 8 : 4;  // of a column strip
-  static constexpr int batch = 4;             // planes reduced together
+  static constexpr int batch = 4;                                   // planes reduced together
   static constexpr int64_t long_column = 16;  // rows of a plane above which a batch takes turns
   static constexpr int64_t long_window = max(long_sum, 2 * wide<V>);  // which no vector reads past
   // With offsets, windows narrower than this pay on short rows of volumes only.
