@@ -162,6 +162,13 @@ CASES = [
     ("max_pool3d", (1, 4, 7, 11, 12), (4, 2, 1)),
     ("max_pool3d", (1, 2, 10, 9, 13), (7, 3, 2)),
     ("max_pool3d", (1, 3, 9, 10, 11), ((5, 3, 7), (3, 2, 1), (1, 0, 3))),
+    ("max_pool3d", (1, 2, 14, 9, 11), ((8, 4, 5), (2, 2, 3), (4, 2, 2))),
+    # One plane of inputs in several planes of outputs.
+    ("max_pool3d", (1, 2, 1, 6, 16), (8, (2, 2, 1), (4, 4, 0), 1, True)),
+    # Gradients scattered into zeros: few outputs of overlapping padded windows, and of dilated ones.
+    ("max_pool3d", (1, 6, 7, 15, 13), ((7, 7, 5), (2, 7, 4), (3, 3, 2))),
+    ("max_pool3d", (1, 2, 9, 7, 17), ((4, 3, 3), (1, 3, 3), 0, 2)),
+    ("max_pool3d", (1, 1, 11, 15, 20), ((11, 6, 9), (1, 3, 9), (5, 0, 0))),
     # Sums backward along one axis first.
     ("avg_pool2d", (1, 2, 20, 24), (19, 1, 9)),
     ("avg_pool2d", (1, 2, 19, 23), (13, 2, 6)),
@@ -219,6 +226,8 @@ KINDS = [
         (("max_pool2d", (1, 4, 7, 8), (7, 2, 3)), LAYOUTS[:2]),
         (("max_pool2d", (2, 4, 13, 14), (9, 3, 4)), ("channels_last",)),
         (("max_pool2d", (1, 1, 8, 270), ((7, 9), 1, (3, 4))), ("contiguous",)),
+        (("max_pool3d", (1, 1, 11, 15, 20), ((11, 6, 9), (1, 3, 9), (5, 0, 0))), ("contiguous",)),
+        (("max_pool3d", (1, 6, 7, 15, 13), ((7, 7, 5), (2, 7, 4), (3, 3, 2))), LAYOUTS[:2]),
         (("max_pool3d", (1, 2, 6, 5, 7), (5, 1, 2)), LAYOUTS[:2]),
         (("max_pool3d", (1, 2, 7, 5, 7), ((7, 3, 5), 1, (3, 1, 2))), ("contiguous",)),
         (("max_pool3d", (1, 4, 3, 9, 12), ((1, 5, 5), 1, (0, 2, 2))), ("contiguous",)),
@@ -738,14 +747,16 @@ def test_gradients_row_by_row(monkeypatch, name, sizes, last):
         ((4, 136), ((3, 8), (1, 3), (1, 4))),
         ((5, 6, 7), (3, 1, 1)),
         ((7, 6, 8), ((3, 5, 3), (2, 1, 2), (1, 2, 0))),
+        ((11, 7, 9), ((7, 5, 4), (2, 2, 1), (3, 2, 2))),
+        ((1, 6, 16), (8, (2, 2, 1), (4, 4, 0), 1, True)),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("columns", [0, 1, 2**18])
 def test_gradients_by_runs(monkeypatch, sizes, args, last, columns):
     """Any window, stride and padding; many ties, NaN, and windows of -inf: which elements windows share.
 
-    Chunks of long axes, and one image at a time. By columns where `columns` is set.
+    Chunks of long axes, one image at a time. With `columns` by columns, where so many lanes fill the device.
     """
     for limit in ("SCAN_OVERLAP", "WALK_OVERLAP"):
         monkeypatch.setattr(tuning, limit, 2)
@@ -756,6 +767,7 @@ def test_gradients_by_runs(monkeypatch, sizes, args, last, columns):
     monkeypatch.setattr(tuning, "COLUMN_ROWS", ((99, 99), (99, 99)))
     monkeypatch.setattr(tuning, "COLUMN_CHANNELS", (99, 99))
     monkeypatch.setattr(tuning, "COLUMN_DEEP", (99, 99))
+    monkeypatch.setattr(tuning, "COLUMN_LANES", columns)
     backward.backward.cache_clear()
     cache.clear()  # prepared calls
     draw, n = torch.Generator().manual_seed(0), len(sizes)
@@ -776,6 +788,35 @@ def test_gradients_by_runs(monkeypatch, sizes, args, last, columns):
     assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
     backward.backward.cache_clear()
     cache.clear()
+
+
+@pytest.mark.parametrize(
+    ("shape", "args"),
+    [
+        ((2, 3, 13, 22), (4,)),
+        ((1, 5, 11, 23), (3, 5)),
+        ((1, 3, 9, 8, 10), (3,)),
+        ((1, 3, 9, 8, 10), ((2, 3, 3), 3, (1, 0, 1))),
+    ],
+    ids=str,
+)
+def test_gradients_of_single_channels(monkeypatch, shape, args):
+    """Disjoint windows of few channels, whose gradients are scattered into zeros."""
+    monkeypatch.setattr(tuning, "SATURATED", 1)
+    forget_kernels()
+    draw, name, names = torch.Generator().manual_seed(0), f"max_pool{len(shape) - 2}d", []
+    theirs = torch.randint(-99, 99, shape, generator=draw).float().requires_grad_()
+    ours = theirs.detach().to(DEVICE)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)]
+    ours = ours.contiguous(memory_format=last).requires_grad_()
+    monkeypatch.setattr(_record, "recording", True)
+    monkeypatch.setattr(_record, "note_kernel", lambda *note: names.append(note[:2]))
+    got, want = getattr(ndpool, name)(ours, *args), getattr(F, name)(theirs, *args)
+    grad = torch.randint(-9, 9, want.shape, generator=draw).float()
+    (g,) = torch.autograd.grad(got, ours, grad.to(DEVICE))
+    assert ("backward", "scatter") in names
+    assert torch.equal(g.cpu(), torch.autograd.grad(want, theirs, grad)[0])
+    forget_kernels()
 
 
 def assert_same_values(got, want, *, signs=False):

@@ -114,6 +114,8 @@ def backward(
         found = region_backward(three, layout, size, by, gather, device)
     if found is None and is_dense(three):
         found = blocks_backward(three, layout, size, by, gather)
+    if found is None and has_index and _few_outputs(three, layout, size):
+        return scatter_backward(three, layout, size, gather, device)
     return found or windows_backward(three, layout, size, by, gather, device)
 
 
@@ -141,10 +143,13 @@ def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool
         return prod(overlaps) * outs <= tuning.SCATTER_WORK * inputs
     # Gathers read full vectors of channels, unless channels are no multiple of a vector. Those of windows
     # that overlap much visit them one after the other.
-    narrow = layout.channels and channel_vector(layout, itemsize) * itemsize < 8
-    slow = not dense and (narrow or max(overlaps) > 2)
+    vec = channel_vector(layout, itemsize)
+    slow = not dense and ((layout.channels and vec * itemsize < 8) or max(overlaps) > 2)
     if layout.channels and (dense or unpadded(axes)) and not slow:
-        return False
+        # Blocks of single channels are written in pieces of a row of them.
+        large = prod(layout.sizes) * inputs >= tuning.SATURATED
+        pieces = 1 if layout.sizes[0] * itemsize < tuning.CHANNEL_ROW else 4
+        return vec == 1 and large and prod(overlaps) == 1 and inputs >= pieces * tuning.SPARSE * outs
     # Blocks of short rows and an odd stride are written element by element, in partial sectors.
     scalar = last.stride % 2 == 1 and last.size * itemsize < tuning.SHORT_ROW
     sparse = tuning.SPARSE // 2 if not layout.channels and (scalar or not dense) else tuning.SPARSE
@@ -153,6 +158,16 @@ def _scatters(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool
     return inputs >= (tuning.SPARSE // 4 if slow else sparse) * outs and prod(overlaps) <= (
         tuning.SHARED if slow else tuning.SHARED // 4
     )
+
+
+def _few_outputs(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> bool:
+    """Whether outputs are so few that zeros and a scatter take less time than a gather input by input."""
+    single = layout.channels and channel_vector(layout, itemsize) == 1
+    if not all(a.regular for a in axes) or (unpadded(axes) and not single):
+        return False  # gathered by runs
+    visits = prod(min(max_overlap(a), a.out) for a in axes)
+    inputs, outs = prod(a.size for a in axes), prod(a.out for a in axes)
+    return prod(map(max_overlap, axes)) <= tuning.VISITS and visits * outs <= tuning.SCATTER_WORK * inputs
 
 
 @lru_cache(1024)

@@ -34,7 +34,8 @@ def _pays(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, columns: bo
     channels, (deep, high, wide) = layout.channels, map(max_overlap, axes)
     overlap, ones = deep * high * wide, all(a.stride == 1 for a in axes)
     most, rows = tuning.COLUMN_CHANNELS if channels else tuning.COLUMN_ROWS[columns]
-    if min(high, wide) < tuning.COLUMN_EACH or wide > most or axes[1].kernel > rows:
+    # Planes of a volume share the work on the rows of a window.
+    if min(high, wide) < tuning.COLUMN_EACH or wide > most or (high if deep > 1 else axes[1].kernel) > rows:
         return False
     if deep * wide > tuning.COLUMN_DEEP[channels] or axes[0].stride * axes[1].kernel > tuning.COLUMN_SUMS:
         return False
@@ -49,6 +50,21 @@ def _pays(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, columns: bo
     return channels or ones or axes[2].stride % 2 == 1 or overlap >= tuning.COLUMN_STRIDED
 
 
+def _planes(axis: AxisPlan, sums: int, loads: int, n_lanes: int) -> int:
+    """Planes of a lane: more read outputs less often, fewer leave more lanes and registers.
+
+    A lane keeps `sums` sums for each plane, and has `loads` loads for each plane of outputs.
+    """
+    planes, deep = axis.stride, -(-axis.kernel // axis.stride)
+    while planes < axis.kernel - axis.stride:
+        registers = 2 * planes * sums + 2 * (deep + 2 * planes // axis.stride - 1) * loads
+        lanes = n_lanes * -(-axis.size // (2 * planes))
+        if registers > tuning.COLUMN_REGISTERS or lanes < tuning.COLUMN_LANES // 2:
+            break
+        planes *= 2
+    return planes
+
+
 def column_backward(
     axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, gather: Gather
 ) -> Launch | None:
@@ -60,23 +76,26 @@ def column_backward(
     columns = rows and last.stride == 1 and itemsize < 16 and not any(pitch % wide for pitch in pitches)
     if any(a.origin > 0 for a in axes) or not _pays(axes, layout, itemsize, columns):
         return None
-    blocks_d = -(-(d.size - d.origin) // d.stride) - -d.origin // d.stride
-    planes, most = layout.sizes[1] * layout.sizes[2], max(1, h.size // (2 * h.kernel))
+    images, most = layout.sizes[1] * layout.sizes[2], max(1, h.size // (2 * h.kernel))
     if columns:
         first, begin = divmod(-last.origin - last.kernel + 1, wide)
         vec, loads = wide, -(-(begin + wide - 1 + last.kernel) // wide)
         n_c, n_w = layout.sizes[0], last.size // vec
     else:
         vec = min(channel_vector(layout, itemsize), wide)
-        all_lanes = layout.sizes[0] * last.size * planes * blocks_d * most
+        first, begin, loads = 0, 0, -(-last.kernel // last.stride)
+        all_lanes = layout.sizes[0] * last.size * images * -(-d.size // d.stride) * most
         while vec > 1 and (
-            d.stride * h.kernel * vec > tuning.COLUMN_SUMS or all_lanes < vec * tuning.COLUMN_FEW
+            d.stride * h.kernel * vec > tuning.COLUMN_SUMS
+            or -(-d.kernel // d.stride) * loads * vec > tuning.COLUMN_AHEAD
+            or all_lanes < vec * tuning.COLUMN_FEW
         ):
             vec //= 2
-        first, begin, loads = 0, 0, -(-last.kernel // last.stride)
         n_c, n_w = layout.sizes[0] // vec, last.size
-    n_lanes = n_c * n_w * planes
+    n_lanes = n_c * n_w * images
     lanes = lanes_for(n_lanes, tuning.THREADS)
+    planes = _planes(d, h.kernel * vec, loads * vec, n_lanes * most)
+    blocks_d = -(-(d.size + -d.origin % d.stride) // planes)
     # Chunks of rows read the outputs between them twice.
     height = -(-h.size // min(-(-tuning.COLUMN_LANES // (n_lanes * blocks_d)), most))
     chunks = -(-h.size // height)
@@ -94,6 +113,7 @@ def column_backward(
         FIRST=first * wide,
         BEGIN=begin,
         LOADS=loads,
+        PLANES=planes,
         VEC=vec,
         LANES=lanes,
     )

@@ -34,7 +34,7 @@ def scan_backward(axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int) -> 
         sum((a.size + a.kernel) * abs(s) for a, s in zip(axes, x[3:], strict=True)),
         sum((a.out + 8) * abs(s) for a, s in zip(axes, y[3:], strict=True)),
     )
-    deep = d.size > 1
+    deep = max(d.size, d.out) > 1  # a plane may be in two windows that are padding elsewhere
     if reach > LIMIT or (deep and (layout.leads > 1 or d.kernel == 1)):
         return None
     if not deep:

@@ -28,7 +28,7 @@ class Block(NamedTuple):
 
     Every row of outputs takes LOADS loads: of vectors of columns from FIRST on, counted from the first
     column, the first BEGIN elements of which are not needed, or of all outputs that contain a column. In
-    volumes a lane takes as many planes as the stride: the same outputs contain these, and are read once.
+    volumes a lane takes PLANES planes, a multiple of the stride: outputs that contain several are read once.
     """
 
     INVERSE: Any  # of the odd part of a window's width, modulo 2**32
@@ -37,6 +37,7 @@ class Block(NamedTuple):
     FIRST: Any
     BEGIN: Any
     LOADS: Any
+    PLANES: Any
     VEC: Any
     LANES: Any
 
@@ -117,19 +118,36 @@ def _column_sums(given, given_taps, BEGIN: tl.constexpr, oks, last_tap, limit, W
 
 
 @triton.jit
-def _added(sums, total, taken, FIRST: tl.constexpr, WINDOW):
-    """The sums of rows of planes, the first of which is plane FIRST of the window.
+def _lines(totals, rows, total, taken, FIRST: tl.constexpr, WINDOW, BLOCK):
+    """Add the sum of a row of outputs to that of the line of inputs that it is taken from, if a lane has it.
 
-    The total is added to the row that it is taken from.
+    A lane has one line in each of its planes, along the walk; the first plane is tap FIRST, which may lie
+    outside the window. Windows of several planes of outputs that take their value from one line take the same
+    element of it, for the same reason as those of a row.
     """
     found = ()
-    for p in tl.static_range(WINDOW.SD):
+    found_rows = ()
+    for p in tl.static_range(BLOCK.PLANES):
+        if FIRST + p < 0 or FIRST + p >= WINDOW.KD:
+            found, found_rows = found + (totals[p],), found_rows + (rows[p],)
+        elif WINDOW.KD == 1:
+            found, found_rows = found + (total,), found_rows + (taken,)
+        else:
+            row = taken - (FIRST + p) * WINDOW.KH
+            hit = row < WINDOW.KH
+            found = found + (tl.where(hit, totals[p] + total, totals[p]),)
+            found_rows = found_rows + (tl.where(hit, row, rows[p]),)
+    return found, found_rows
+
+
+@triton.jit
+def _added(sums, totals, rows, WINDOW, BLOCK):
+    """The sums of the rows of planes, with each plane's total added to the row that it is taken from."""
+    found = ()
+    for p in tl.static_range(BLOCK.PLANES):
         for r in tl.static_range(WINDOW.KH):
             old = sums[p * WINDOW.KH + r]
-            if FIRST + p < WINDOW.KD:
-                found = found + (tl.where(taken == (FIRST + p) * WINDOW.KH + r, old + total, old),)
-            else:
-                found = found + (old,)
+            found = found + (tl.where(rows[p] == r, old + totals[p], old),)
     return found
 
 
@@ -150,7 +168,7 @@ def column_backward_kernel(
     MEMORY,
     GATHER,
 ):
-    """`height` rows of SD planes of neighbouring columns per lane. A step along rows of None is 1."""
+    """`height` rows of PLANES planes of neighbouring columns per lane. A step along rows of None is 1."""
     KD: tl.constexpr = WINDOW.KD
     KH: tl.constexpr = WINDOW.KH
     KW: tl.constexpr = WINDOW.KW
@@ -158,7 +176,9 @@ def column_backward_kernel(
     SH: tl.constexpr = WINDOW.SH
     SW: tl.constexpr = WINDOW.SW
     VEC: tl.constexpr = BLOCK.VEC
-    DEEP: tl.constexpr = (KD + SD - 1) // SD  # planes of outputs that contain an input
+    PLANES: tl.constexpr = BLOCK.PLANES
+    AFTER: tl.constexpr = PLANES // SD - 1  # more planes of outputs than contain the first planes
+    DEEP: tl.constexpr = (KD + SD - 1) // SD + AFTER
     pid = program_number(MEMORY)
     wait_for_previous()
     chunk, d, block = split(pid, programs.strips, programs.d, programs.by_strips, programs.by_d, MEMORY.INT64)
@@ -199,11 +219,11 @@ def column_backward_kernel(
     begin = chunk * height
     end = tl.minimum(begin + height, sizes.h)
     sums = ()
-    for _r in tl.static_range(SD * KH):
+    for _r in tl.static_range(PLANES * KH):
         sums = sums + (tl.zeros([BLOCK.LANES, VEC], GATHER.COMPUTE),)
-    # The last plane of outputs that contains the planes, which begin with its first plane.
-    last_od = d + (-WINDOW.D) // SD
-    first_d = last_od * SD + WINDOW.D
+    # The planes begin where a window does; then the last plane of outputs that contains any of them.
+    first_d = d * PLANES - (-WINDOW.D) % SD
+    last_od = d * (AFTER + 1) + (-WINDOW.D) // SD + AFTER
     for oh in range(tl.maximum(0, begin - WINDOW.H - KH + SH) // SH, (end - 1 - WINDOW.H) // SH + 1):
         # Past the last row of outputs no tap counts.
         row_at = y_at + tl.minimum(oh, outs.h - 1) * y_strides.h * VEC
@@ -216,17 +236,23 @@ def column_backward_kernel(
                 at = row_at + tl.maximum(0, tl.minimum(last_od - m, outs.d - 1)) * y_strides.d * VEC
             found, found_taps = _outputs(grad, offsets, at, step, oks, BLOCK.LOADS)
             g, taps = g + found, taps + found_taps
+        totals = ()
+        rows = ()
+        for _p in tl.static_range(PLANES):
+            totals = totals + (tl.zeros([BLOCK.LANES, VEC], GATHER.COMPUTE),)
+            rows = rows + (tl.zeros([BLOCK.LANES, VEC], tl.uint32),)
         for m in tl.static_range(DEEP):
             limit = tl.where(oh < outs.h, KD * KH, 0)
             if programs.d is not None:
                 limit = tl.where((last_od >= m) & (last_od - m < outs.d), limit, 0)
             limit = limit.to(tl.uint32)
             total, taken = _column_sums(g, taps, m * BLOCK.LOADS, oks, last_tap, limit, WINDOW, BLOCK, GATHER)
-            sums = _added(sums, total, taken, m * SD, WINDOW)
+            totals, rows = _lines(totals, rows, total, taken, (m - AFTER) * SD, WINDOW, BLOCK)
+        sums = _added(sums, totals, rows, WINDOW, BLOCK)
         h = oh * SH + WINDOW.H
-        for p in tl.static_range(SD):
+        for p in tl.static_range(PLANES):
             n = end - begin
-            if SD > 1:
+            if PLANES > 1:
                 n = tl.where((first_d + p >= 0) & (first_d + p < sizes.d), n, 0)
             to = x_at + (first_d + p) * x_strides.d * VEC + h * x_strides.h * VEC
             for r in tl.static_range(SH):
@@ -234,7 +260,7 @@ def column_backward_kernel(
                 value = sums[p * KH + r].to(result.dtype.element_ty)
                 tl.store(result + to + r * x_strides.h * VEC, value, mask=done)
         left = ()
-        for p in tl.static_range(SD):
+        for p in tl.static_range(PLANES):
             for r in tl.static_range(KH):
                 if r + SH < KH:
                     left = left + (sums[p * KH + r + SH],)
