@@ -35,7 +35,7 @@ SELECTION: dict[str, tuple[tuple[str, str], ...]] = {
     "channels_last": (("forward", "rows_of_channels"), ("forward", "_few_lanes")),
     "planes": (("forward", "whole_planes"),),
     "region": (("backward", "region_backward"),),
-    "scatter": (("backward", "_scatters"),),
+    "scatter": (("backward", "_scatters"), ("backward", "_few_outputs")),
     "column": (("backward", "column_backward"),),
     "runs": (("backward", "_runs_are_long"),),
     "scan": (("backward", "scan_backward"),),

@@ -240,11 +240,14 @@ def main() -> None:
     import torch
     import triton
 
+    from ndpool._native import BUILT
+
     parts: dict[str, Callable[[], dict[str, Any]]] = {"train": train, "waits": waits, "host": host}
     document: dict[str, Any] = {
         "format": "ndpool gpu overhead 1",
         "device": torch.cuda.get_device_name(),
         "versions": f"PyTorch {torch.__version__}, Triton {triton.__version__}",
+        "core": BUILT,  # whether the compiled core looks calls up
     }
     document |= {"sizes": SIZES, "images": IMAGES}
     failed = False
