@@ -85,9 +85,12 @@ def backward(
     if not scaled and contiguous:
         return plane_backward(last.size, layout, size, by, gather)
     overlapping, deep = has_index and is_dense(three), max_overlap(three[0]) > 1
-    found = column_backward(three, layout, size, gather) if overlapping and deep else None
-    if found is None and has_index and _scatters(three, layout, size):
+    column = column_backward(three, layout, size, gather) if overlapping and deep else None
+    # Columns of rows that do not fill the device take longer than a scatter that has little to add up.
+    few = column is None or (column.programs < tuning.PROGRAMS // 2 and not layout.channels)
+    if few and has_index and _scatters(three, layout, size):
         return scatter_backward(three, layout, size, gather, device)
+    found: Launch | None = column
     if found is None and overlapping and not deep:
         found = column_backward(three, layout, size, gather)
     if found is None and has_index and _runs_are_long(three, layout, dtype, size, gather):

@@ -13,7 +13,7 @@ from ndpool._triton.kernels.column_backward import Block, column_backward_kernel
 from ndpool._triton.kernels.indexing import Sizes
 from ndpool._triton.kernels.reducers import Gather
 from ndpool._triton.launch import (
-    Launch,
+    Prepared,
     constant,
     lanes_for,
     lanes_of,
@@ -67,7 +67,7 @@ def _planes(axis: AxisPlan, sums: int, loads: int, n_lanes: int) -> int:
 
 def column_backward(
     axes: tuple[AxisPlan, ...], layout: Layout, itemsize: int, gather: Gather
-) -> Launch | None:
+) -> Prepared | None:
     """Launcher for the column kernel, or None where others are faster."""
     d, h, last = axes
     rows = not layout.channels and layout.input_strides[5] == layout.output_strides[5] == 1

@@ -329,6 +329,11 @@ class Prepared:
         self.ready = False
         self.start: Any = None  # (stream, addresses of the arrays) -> None, once ready
 
+    @property
+    def programs(self) -> int:
+        """The number of programs."""
+        return self._grid[0]
+
     def constants(self) -> dict[str, Any]:
         """The compile-time constants by name."""
         groups = (group for group in self._arguments if isinstance(group, tuple))
