@@ -3,7 +3,7 @@
 // replaces the function of the same name in another set.
 //
 // Forward:   by the types of the arrays (forward/selection.h); side_by_side (any window on short rows, by means of
-//            another engine); volumes (maxima axis by axis, by means of two others); norms (Lp pooling, by means of
+//            another engine); volumes (axis by axis, by means of two others); norms (Lp pooling, by means of
 //            the engines of sums)
 // Backward:  max_rows (windows of 2 and 3), max_channels_last (small windows, many channels) and scatter (any
 //            window) for max and min; fill (whole planes) and sum_rows (any window) for sums and averages; norms;
@@ -75,6 +75,9 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
       outputs / double(last.out) * taps / double(last.kernel) * double(ceil_div(last.out, lanes) * lanes);
   return read * used >= 0.85 * (double(plane_elements(p)) + 0.1 * outputs * taps);
 }
+
+// Whether a problem is pooled axis by axis: sums for every instruction set, because it determines their order.
+bool is_volume(const Problem& p) { return (specialised || p.op == Op::sum) && Volumes::supports(p); }
 
 // Whether a volume that is pooled axis by axis is so faster side by side, where `otherwise` says so for one that is not: only
 // if its rows are short, and its planes fill the vectors. The longest rows of outputs with stride 1 are those of
@@ -164,9 +167,8 @@ Kernel backward_norms(const Problem& p) {
 
 template <> Kernel SideBySide<Over::outputs>::inner_kernel(const Problem& inner) {
   if (inner.op == Op::lp) return forward_norms(inner);
-  const bool fast_rows =
-      size_of(inner.x_type) == 1;  // those of bytes are folded faster unless windows are large
-  return specialised && Volumes::supports(inner) && (!fast_rows || Volumes::overlap(inner) >= 16)
+  // Rows of bytes are folded faster unless windows are large.
+  return is_volume(inner) && (size_of(inner.x_type) > 1 || Volumes::overlap(inner) >= 16)
              ? kernel_of<Volumes>()
              : forward_along_rows(inner);
 }
@@ -185,7 +187,7 @@ Kernel forward(const Problem& p) {
                : forward_norms(p);
   }
   const Kernel along = forward_along_rows(p);
-  const bool volumes = specialised && Volumes::supports(p);
+  const bool volumes = is_volume(p);
   bool beside = forward_side_by_side(along.engine, p);
   if (volumes) beside = volume_side_by_side(p, beside);
   if (beside && Planes::supports(p)) return kernel_of<Planes>();

@@ -974,3 +974,49 @@ def test_norms_of_long_windows_do_not_depend_on_threads(isa, restore_settings):
             assert all(np.array_equal(f, found[0]) for f in found), shape
     finally:
         core.set_serial_bytes(before)
+
+
+@pytest.fixture
+def one_byte():
+    """The smallest calls use all threads, too."""
+    before = core.set_serial_bytes(1)
+    yield
+    core.set_serial_bytes(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_sums_of_volumes(restore_settings, one_byte, dtype):
+    """Overlapping windows: the same bits for every instruction set, layout, number of threads and part."""
+    how = [{}, {"count_include_pad": False}, {"divisor_override": 7}, {"ceil_mode": True}]
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+    for number, (shape, kernel, stride, padding) in enumerate(VOLUMES):
+        x = data(shape, dtype, False, special=False) / 7
+        given = how[number % 4]
+        want = torch.nn.functional.avg_pool3d(x.double(), kernel, stride, padding, **given)
+        first = None
+        for name in core.isa_names():
+            core.set_isa(name)
+            for view in (
+                x,
+                x.contiguous(memory_format=torch.channels_last_3d),
+                x.flip(2).contiguous().flip(2),
+            ):
+                for threads in (1, 3):
+                    ndpool.set_num_threads(threads)
+                    got = ndpool.avg_pool3d(view, kernel, stride, padding, **given)
+                    if first is None:
+                        first = got
+                        torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+                    assert torch.equal(got, first), (shape, name, threads)
+            out = torch.full((*want.shape[:-1], 2 * want.shape[-1]), 7.0, dtype=dtype)
+            ndpool.avg_pool3d(x, kernel, stride, padding, **given, out=out[..., ::2])
+            assert torch.equal(out[..., ::2], first)
+            assert (out[..., 1::2] == 7).all()
+            # The first windows along the first axis, alone: their kernel is cropped, as it begins in padding.
+            depth, *inner = (kernel,) * 3 if isinstance(kernel, int) else kernel
+            pads = (padding,) * 3 if isinstance(padding, int) else padding
+            alone = [(pads[0], 0), *((n, n) for n in pads[1:])]
+            part = {"stride": stride, "axes": (2, 3, 4), "reduce": "avg", "padding": alone, **given}
+            if name == core.isa_names()[0] and "ceil_mode" not in given:
+                few = ndpool.pool(x[:, :, : depth - pads[0]], (depth, *inner), **part)
+                assert torch.equal(few[:, :, 0], first[:, :, 0]), shape

@@ -546,16 +546,16 @@ print(bool((want == call(1)).all()))
 """
 INTERRUPTED = {
     "forward": """
-x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (160, 60, 60, 60))
-call = lambda n: ndpool.lp_pool3d(x[: 20 * n], 3.0, 12, 1)
+x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (1600, 60, 60, 60))
+call = lambda n: ndpool.lp_pool3d(x[: 200 * n], 3.5, 30, 15)
 """,
     "one plane": """
-x = np.random.default_rng(0).random((1, 1, 480, 320, 320), np.float32)
-call = lambda n: ndpool.lp_pool3d(x[:, :, : 60 * n], 3.0, 12, 1)
+x = np.random.default_rng(0).random((1, 1, 480, 240, 240))
+call = lambda n: ndpool.lp_pool3d(x[:, :, : 60 * n], 3.5, 12, 1)
 """,
     "large window": """
-x = np.random.default_rng(0).random((8, 100, 100, 100))
-call = lambda n: ndpool.pool(x[:n], (50, 50, 50), reduce="avg", stride=1)
+x = np.broadcast_to(np.random.default_rng(0).random((200, 200, 200)), (160, 200, 200, 200))
+call = lambda n: ndpool.pool(x[: 20 * n], (100, 100, 100), reduce="avg", stride=50)
 """,
     "backward": """
 import passes
@@ -576,8 +576,8 @@ call = lambda n: ndpool.unpool(values[: n << 28], indices[: n << 28], (16,))
 """,
     "tensor": """
 import torch
-x = torch.rand(60, 60, 60).expand(160, 1, 60, 60, 60)
-call = lambda n: ndpool.lp_pool3d(x[: 20 * n], 3.0, 12, 1)
+x = torch.rand(60, 60, 60).expand(1600, 1, 60, 60, 60)
+call = lambda n: ndpool.lp_pool3d(x[: 200 * n], 3.5, 30, 15)
 """,
     "tensor backward": """
 import torch
@@ -604,7 +604,7 @@ def test_the_exception_of_a_signal_handler_ends_a_prepared_call(threads):
     """A handler's own exception, too, ends a call of a tensor whose shape was pooled before."""
     code = """
 import signal, torch, ndpool
-x = torch.rand(60, 60, 60).expand(200, 1, 60, 60, 60)
+x = torch.rand(60, 60, 60).expand(1600, 1, 60, 60, 60)
 
 class Late(TimeoutError):
     pass
@@ -615,7 +615,7 @@ def handler(*_):
 def call():
     signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
     try:
-        ndpool.lp_pool3d(x, 3.0, 12, 1)
+        ndpool.lp_pool3d(x, 3.5, 30, 15)
     except Late:
         return "late"
     finally:
@@ -647,12 +647,12 @@ def test_a_signal_handler_may_pool(threads):
     """A handler that pools in the middle of a call; both results are right."""
     code = """
 import signal, numpy as np, ndpool
-x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (200, 60, 60, 60))
-call = lambda x: ndpool.lp_pool3d(x, 3.0, 12, 1)
-want, part, right = call(x), call(x[:1, :24]), []
+x = np.broadcast_to(np.random.default_rng(0).random((60, 60, 60), np.float32), (1600, 60, 60, 60))
+call = lambda x: ndpool.lp_pool3d(x, 3.5, 30, 15)
+want, part, right = call(x), call(x[:1, :30]), []
 
 def handler(*_):
-    right.append((call(x[:1, :24]) == part).all())
+    right.append((call(x[:1, :30]) == part).all())
     signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
 
 signal.signal(signal.SIGVTALRM, handler)

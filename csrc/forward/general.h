@@ -436,36 +436,10 @@ private:
     }
   }
 
-  // Converts sums to averages or norms.
   static void finish(const Problem& p, const Walk<Over::outputs>& walk, int64_t o0, int64_t o1, V* dst) {
-    if (!p.divide) return;
-    int64_t outer = 1, taps = 1;
-    for (int a = 0; a < walk.outer(); ++a) outer *= share(walk.axis(a), walk.at(a));
-    for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].uncropped;
-    const auto divide = [&](V* from, int64_t n, int64_t by) {
-      if constexpr (is_real<V>) {
-        if (p.op == Op::lp) {
-          if (by != taps) in_vectors(n, [&](int64_t j) { from[j] = from[j] / V(by) * V(taps); });
-          return roots(from, n, p.norm);
-        }
-      }
-      const Quotient<V> quotient(by);
-      if (by == -1)  // the one quotient that can overflow
-        in_vectors(n, [&](int64_t j) { from[j] = Sum<V>::negated(from[j]); });
-      else if (quotient.multiplies)
-        in_vectors(n, [&](int64_t j) { from[j] *= quotient.inverse; });
-      else
-        in_vectors(n, [&](int64_t j) { from[j] = V(from[j] / quotient.by); });
-    };
-    if (p.divisor) return divide(dst, (o1 - o0) * p.channels, p.divisor);
-    const Axis& last = walk.last();
-    const Range in = last.kernel == last.uncropped ? interior(last, o0, o1) : Range{o1, o1};
-    for (int64_t o = o0; o < in.lo; ++o)
-      divide(dst + (o - o0) * p.channels, p.channels, outer * share(last, o));
-    if (in.lo < in.hi)
-      divide(dst + (in.lo - o0) * p.channels, (in.hi - in.lo) * p.channels, outer * last.uncropped);
-    for (int64_t o = in.hi; o < o1; ++o)
-      divide(dst + (o - o0) * p.channels, p.channels, outer * share(last, o));
+    int64_t outer = 1;
+    for (int a = 0; p.divide && a < walk.outer(); ++a) outer *= share(walk.axis(a), walk.at(a));
+    divide_row(p, walk.last(), outer, o0, o1, dst);
   }
 };
 

@@ -1,7 +1,9 @@
-// The sink of the forward engines: offsets within the window, or indices into the plane, as the array beside the values
-// stores them. Engines compute offsets in their own loops; the width and the form in memory are decided here alone.
+// The sink of the forward engines: sums become averages or norms; offsets within the window, or indices into the plane, are
+// stored as the array beside the values has them. Engines compute offsets in their own loops; the width and the form in
+// memory are decided here alone.
 #pragma once
 
+#include "powers.h"
 #include "walk.h"
 
 namespace ndpool {
@@ -125,6 +127,38 @@ inline Offset lead_offset(const Walk<Over::outputs>& walk, int n_axes) {
   for (int a = 0; a + 1 < n_axes; ++a)
     offset = offset * walk.axis(a).kernel + window(walk.axis(a), walk.at(a)).lead;
   return Offset(offset * walk.last().kernel);
+}
+
+// Converts the sums of outputs [o0, o1) along the last axis, in `dst`, to averages or norms; `outer`: the share of the
+// other axes in the divisor.
+template <class V>
+void divide_row(const Problem& p, const Axis& last, int64_t outer, int64_t o0, int64_t o1, V* dst) {
+  if (!p.divide) return;
+  int64_t taps = 1;
+  for (int a = 0; a < p.n_axes; ++a) taps *= p.axes[a].uncropped;
+  const auto divide = [&](V* from, int64_t n, int64_t by) {
+    if constexpr (is_real<V>) {
+      if (p.op == Op::lp) {
+        if (by != taps) in_vectors(n, [&](int64_t j) { from[j] = from[j] / V(by) * V(taps); });
+        return roots(from, n, p.norm);
+      }
+    }
+    const Quotient<V> quotient(by);
+    if (by == -1)  // the one quotient that can overflow
+      in_vectors(n, [&](int64_t j) { from[j] = Sum<V>::negated(from[j]); });
+    else if (quotient.multiplies)
+      in_vectors(n, [&](int64_t j) { from[j] *= quotient.inverse; });
+    else
+      in_vectors(n, [&](int64_t j) { from[j] = V(from[j] / quotient.by); });
+  };
+  if (p.divisor) return divide(dst, (o1 - o0) * p.channels, p.divisor);
+  const Range in = last.kernel == last.uncropped ? interior(last, o0, o1) : Range{o1, o1};
+  for (int64_t o = o0; o < in.lo; ++o)
+    divide(dst + (o - o0) * p.channels, p.channels, outer * share(last, o));
+  if (in.lo < in.hi)
+    divide(dst + (in.lo - o0) * p.channels, (in.hi - in.lo) * p.channels, outer * last.uncropped);
+  for (int64_t o = in.hi; o < o1; ++o)
+    divide(dst + (o - o0) * p.channels, p.channels, outer * share(last, o));
 }
 
 // Whether results are stored without conversion or reordering.

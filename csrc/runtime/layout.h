@@ -114,13 +114,13 @@ private:
     const auto pointwise = [&](int a) {
       return is_pointwise(p_.axes[a], backward_) && p_.axes[a].stride == 1;
     };
-    bool first = true;  // no axis before stays
-    for (int a = 0; a < last; ++a) {
-      marks[a] = pointwise(a) && (first || p_.axes[a].size == 1);
-      first &= marks[a];
-    }
     const bool any_order =
         p_.op == Op::max || p_.op == Op::min || (p_.op == Op::sum && is_integer(p_.x_type));
+    bool first = true;  // no axis before stays
+    for (int a = 0; a < last; ++a) {
+      marks[a] = pointwise(a) && (first || (any_order && p_.axes[a].size == 1));
+      first &= marks[a];
+    }
     marks[last] = !backward_ && !first && any_order && pointwise(last);
   }
 
