@@ -85,9 +85,10 @@ def column_backward(
         vec = min(channel_vector(layout, itemsize), wide)
         first, begin, loads = 0, 0, -(-last.kernel // last.stride)
         all_lanes = layout.sizes[0] * last.size * images * -(-d.size // d.stride) * most
+        deep = -(-d.kernel // d.stride)
         while vec > 1 and (
             d.stride * h.kernel * vec > tuning.COLUMN_SUMS
-            or -(-d.kernel // d.stride) * loads * vec > tuning.COLUMN_AHEAD
+            or (deep > 1 and deep * loads * vec > tuning.COLUMN_AHEAD)
             or all_lanes < vec * tuning.COLUMN_FEW
         ):
             vec //= 2

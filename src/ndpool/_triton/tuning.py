@@ -79,8 +79,8 @@ COLUMN_DEEP = 25, 16  # windows of a row and of the same rows of a volume; chann
 COLUMN_VECTOR = 4  # columns or channels of a lane
 COLUMN_VOLUME = 4  # windows of a volume and stride 2 that contain an input, on average
 COLUMN_SUMS = 60  # that a lane keeps
-COLUMN_AHEAD = 40  # outputs that it loads at a time
-COLUMN_REGISTERS = 80  # both, and offsets, of a lane that takes more planes than it must
+COLUMN_AHEAD = 30  # outputs of a volume that it loads at a time, before it takes fewer channels
+COLUMN_REGISTERS = 80  # sums, outputs and offsets of a lane that takes more planes than it must
 COLUMN_LANES = 2**18  # that fill the device
 COLUMN_FEW = 2**15  # too few, which take fewer channels each
 
