@@ -107,17 +107,19 @@ private:
         for (int64_t o = cover.lo; o < cover.hi; ++o) {
           if (!cover.has_tap(o)) continue;
           const int64_t first = (slabs[k].offset * rows.kernel + cover.tap(o)) * last.kernel;
-          for (int64_t c = columns->lo; c < columns->hi; ++c) {
-            int64_t tap = i - begin_of(last, c);
-            if (last.step > 1) {
-              if (tap % last.step) continue;
-              tap /= last.step;
-            }
+          const auto add = [&](int64_t c, int64_t tap) __attribute__((always_inline)) {
             sources[m++] = {
                 reinterpret_cast<const S*>(grads + slabs[k].grad + o * p.x.pooled[a - 1] + c * p.x.pooled[a]),
                 reinterpret_cast<const Offset*>(offsets + slabs[k].extra + o * p.extra_array.pooled[a - 1] +
                                                 c * p.extra_array.pooled[a]),
                 C(first + tap)};
+          };
+          if (last.step == 1) {
+            for (int64_t c = columns->lo; c < columns->hi; ++c) add(c, i - begin_of(last, c));
+          } else {
+            for (int64_t c = columns->lo; c < columns->hi; ++c)
+              if (const int64_t distance = i - begin_of(last, c); distance % last.step == 0)
+                add(c, distance / last.step);
           }
         }
       S* to = reinterpret_cast<S*>(y);

@@ -167,19 +167,29 @@ private:
     if (vectors > strip_vectors && rows.row_pitch * int64_t(sizeof(S)) < 4096)
       return fold_row_by_row(rows, x, n, to);
     int64_t k = 0;
-    bool nan = false;
-    for (; k + strip_vectors <= vectors; k += strip_vectors)
-      nan |= strip<strip_vectors>(rows, x, to, k * N, n);
-    if (vectors - k > 4) return nan | strip<strip_vectors>(rows, x, to, k * N, n);
-    if (vectors - k == 4) return nan | strip<4>(rows, x, to, k * N, n);
-    if (vectors - k == 3) return nan | strip<3>(rows, x, to, k * N, n);
-    if (vectors - k == 2) return nan | strip<2>(rows, x, to, k * N, n);
-    return vectors == k ? nan : nan | strip<1>(rows, x, to, k * N, n);
+    Vn nan_sum{};
+    for (; (k + strip_vectors) * N <= n; k += strip_vectors)
+      strip<strip_vectors, N, false>(rows, x, to, k * N, n, nan_sum);
+    if (vectors - k > 4)
+      tail_strip<strip_vectors>(rows, x, to, k * N, n, nan_sum);
+    else if (vectors - k == 4)
+      tail_strip<4>(rows, x, to, k * N, n, nan_sum);
+    else if (vectors - k == 3)
+      tail_strip<3>(rows, x, to, k * N, n, nan_sum);
+    else if (vectors - k == 2)
+      tail_strip<2>(rows, x, to, k * N, n, nan_sum);
+    else if (vectors > k)
+      tail_strip<1>(rows, x, to, k * N, n, nan_sum);
+    return contains_a_nan(nan_sum);
   }
 
   // The same for fewer columns than a vector has lanes: two vectors of L lanes, which may overlap.
   template <int L> bool fold_narrow(const WindowRows& rows, const S* x, int64_t n, V* to) const {
-    if (n >= L) return strip<2, L>(rows, x, to, 0, n);
+    if (n >= L) {
+      Vec<V, L> nan_sum{};
+      tail_strip<2, L>(rows, x, to, 0, n, nan_sum);
+      return contains_a_nan(nan_sum);
+    }
     if constexpr (L > 2 && L * sizeof(V) > 8) return fold_narrow<L / 2>(rows, x, n, to);
     bool nan = false;
     for (int64_t j = 0; j < n; ++j) nan |= column(rows, x + j, to[j], row_numbers_ + j);
@@ -216,16 +226,20 @@ private:
     write(to, acc);
   }
 
-  // Whether the sums of all elements are NaN: they are if an element is. Opposite infinities sum to NaN, too; the
-  // exact path then settles it.
-  template <class T, int W> static bool nan_in(const T (&sums)[W]) {
-    if constexpr (can_be_nan) {
-      T all = sums[0];
-      for (int w = 1; w < W; ++w) all += sums[w];
-      return contains_nan(all);
-    } else {
+  // Whether the sum of all elements is NaN: it is if an element is. Opposite infinities sum to NaN, too; the exact path
+  // then settles it.
+  template <class T> static bool contains_a_nan([[maybe_unused]] T sum) {
+    if constexpr (can_be_nan)
+      return contains_nan(sum);
+    else
       return false;
-    }
+  }
+
+  // The same of several sums.
+  template <class T, int W> static bool nan_in(const T (&sums)[W]) {
+    T all = sums[0];
+    for (int w = 1; w < W; ++w) all += sums[w];
+    return contains_a_nan(all);
   }
 
   // Folds row by row; the result so far stays in L1. The last vector, which may overlap the one before it, has results of its
@@ -263,11 +277,19 @@ private:
     return nan_in(nan_sum);
   }
 
-  // Folds W vectors of L columns from column `first` on; those that would end past column n end there. With offsets, also
-  // stores the row numbers. True if there is a NaN.
-  template <int W, int L = N>
-  bool strip(const WindowRows& rows, const S* x, V* results, int64_t first, int64_t n) const {
-    constexpr int inside = W > 4 ? 4 : W - 1;  // vectors that never end past column n
+  // Folds the last W vectors of L columns.
+  template <int W, int L = N> void tail_strip(const WindowRows& rows, const S* x, V* to, int64_t first,
+                                              int64_t n, Vec<V, L>& nan_sum) const {
+    strip<W, L, true>(rows, x, to, first, n, nan_sum);
+  }
+
+  // Folds W vectors of L columns from column `first` on; if `clips`, those that would end past column n end there. With
+  // offsets, also stores the row numbers.
+  template <int W, int L, bool clips>
+  __attribute__((always_inline)) inline void strip(const WindowRows& rows, const S* x, V* results,
+                                                   int64_t first, int64_t n,
+                                                   Vec<V, L>& nan_sum_of_all) const {
+    constexpr int inside = !clips ? W : W > 4 ? 4 : W - 1;  // vectors that never end past column n
     const int64_t room = n - first - L;
     int64_t clipped[W];
     for (int w = inside; w < W; ++w) clipped[w] = min(w * L, room);
@@ -305,7 +327,7 @@ private:
       write(to + at(w), acc[w]);
       if constexpr (indexed) write(row_numbers_ + first + at(w), from_row[w]);
     }
-    return nan_in(nan_sum);
+    for (int w = 0; w < W && can_be_nan; ++w) nan_sum_of_all += nan_sum[w];
   }
 
   static bool column(const WindowRows& rows, const S* x, V& to, C* number) {
