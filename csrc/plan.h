@@ -238,4 +238,12 @@ static inline int64_t taps_of(const Problem& p) {
   return n;
 }
 
+// An upper bound on the absolute sum of the integers in a window.
+static inline double largest_sum(const Problem& p) {
+  constexpr double max_of[] = {1, 0x1p7, 0x1p8, 0x1p15, 0x1p16, 0x1p31, 0x1p32, 0x1p63, 0x1p64};
+  double sum = max_of[int(p.x_type)];
+  for (int a = 0; a < p.n_axes; ++a) sum *= double(p.axes[a].uncropped);
+  return sum;
+}
+
 }  // namespace ndpool

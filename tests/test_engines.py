@@ -976,6 +976,53 @@ def test_norms_of_long_windows_do_not_depend_on_threads(isa, restore_settings):
         core.set_serial_bytes(before)
 
 
+PLANES = [
+    ((3, 90, 70), (31, 5), (2, 3)),
+    ((2, 61, 300), (13, 2), (2, 1)),
+    ((1, 200, 3), (100, 3), (2, 3)),  # a short row, pooled whole
+    ((1, 40, 9, 60), (9, 20), (1, 2)),
+]
+
+
+@pytest.mark.parametrize(
+    "name", ["uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float32"]
+)
+def test_planes_of_overlapping_windows(isa, name):
+    """Maxima, and sums of integers, whose rows overlap much and whose strides are larger than one."""
+    rng = np.random.default_rng(11)
+    for shape, window, stride in PLANES:
+        low, high = (-100, 100) if name[0] != "u" else (0, 200)
+        x = rng.integers(low, high, shape).astype(name)
+        if name.endswith("64"):
+            x *= 1 << 50
+        for view in (x, x[..., ::-1, :], np.moveaxis(np.moveaxis(x, 0, -1).copy(), -1, 0)):
+            taken = np.lib.stride_tricks.sliding_window_view(view, window, (-2, -1))
+            taken = taken[..., :: stride[0], :: stride[1], :, :]
+            for reduce, of in (("max", np.max), ("min", np.min), ("sum", np.sum)):
+                if reduce == "sum" and name == "float32":
+                    continue
+                want = of(taken, (-2, -1))
+                got = ndpool.pool(view, window, stride=stride, axes=(-2, -1), reduce=reduce)
+                np.testing.assert_array_equal(got, want.astype(got.dtype))
+
+
+@pytest.mark.parametrize("name", ["uint8", "int16", "int32", "int64"])
+def test_averages_of_integers_whose_windows_overlap(isa, name):
+    """Cut off towards zero as without overlap, whatever divides them, or kept as floats."""
+    rng = np.random.default_rng(12)
+    for shape, kernel, stride, padding in VOLUMES:
+        x = rng.integers(0 if name[0] == "u" else -100, 100, shape).astype(name)
+        for given in ({}, {"count_include_pad": False}, {"divisor_override": 7}):
+            got = ndpool.avg_pool3d(x, kernel, stride, padding, **given)
+            want = torch.nn.functional.avg_pool3d(
+                torch.from_numpy(x).double(), kernel, stride, padding, **given
+            ).numpy()
+            np.testing.assert_array_equal(got, np.trunc(want + np.sign(want) * 1e-9).astype(name))
+        kept = ndpool.pool(x, kernel, stride=stride, axes=(2, 3, 4), reduce="avg", dtype="float32")
+        want = torch.nn.functional.avg_pool3d(torch.from_numpy(x).double(), kernel, stride)
+        np.testing.assert_allclose(kept, want.numpy(), rtol=1e-6, atol=1e-6)
+
+
 @pytest.fixture
 def one_byte():
     """The smallest calls use all threads, too."""

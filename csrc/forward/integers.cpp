@@ -5,14 +5,6 @@
 namespace ndpool {
 namespace {
 
-// An upper bound on the absolute sum of the integers in a window.
-double largest_sum(const Problem& p) {
-  constexpr double max_of[] = {1, 0x1p7, 0x1p8, 0x1p15, 0x1p16, 0x1p31, 0x1p32, 0x1p63, 0x1p64};
-  double sum = max_of[int(p.x_type)];
-  for (int a = 0; a < p.n_axes; ++a) sum *= double(p.axes[a].kernel);
-  return sum;
-}
-
 // Integer results add up in the first of float32, float64 and 64-bit integers that holds twice every sum:
 // floats divide faster, and the truncated quotient is the same. Floating-point results add up in float64.
 template <class S> Kernel integer_sum_kernel(const Problem& p) {

@@ -1,7 +1,7 @@
-// Volumes: maxima and sums of windows along three or more axes that overlap much. Each slab, one index of the first axis, is
-// pooled along the other axes once, into scratch; windows along the first axis then reduce slabs. Both steps are pooled
-// by other engines, so that the cost hardly depends on the window. Called from kernels.cpp. Offsets, adaptive windows
-// and sums of integers stay out.
+// Volumes: maxima and sums of windows along several axes that overlap much, axis by axis. Each slab, one index of the first
+// axis, is pooled along the other axes once, into scratch; windows along the first axis then reduce slabs. Both steps are
+// pooled by other engines, so that the cost hardly depends on the window. Called from kernels.cpp. Offsets and adaptive
+// windows stay out; so do planes with stride 1, for which sliding.h is faster, and sums of floats along two axes.
 //
 // A box is what one worker pools at a time: some outputs along the first axes, with all slabs that their windows touch, so
 // that scratch stays in L2. Whether sums are taken this way depends on the window alone, as does their order.
@@ -22,31 +22,39 @@ class Volumes {
   static constexpr int64_t max_channels = 8192;
   // Below, the rows of a window are reduced faster together.
   static constexpr int64_t min_overlap = 6, min_overlap_of_sums = 8;
-  static constexpr int cut = 3;  // axes that are cut
+  static constexpr int max_cut = 3;  // axes that are cut
 
 public:
   static constexpr const char* engine = "volumes";
 
   static bool supports(const Problem& p) {
-    const bool maxima = p.op == Op::max || p.op == Op::min, sums = p.op == Op::sum && !is_integer(p.x_type);
-    if (p.extra != Extra::none || p.n_axes < cut || !(sums || (maxima && p.x_type == p.y_type))) return false;
-    for (int a = 0; a < p.n_axes; ++a)
+    const bool maxima = p.op == Op::max || p.op == Op::min;
+    const bool any_order = maxima || (p.op == Op::sum && is_integer(p.x_type));
+    if (p.extra != Extra::none || p.n_axes < (any_order ? 2 : 3) || p.op == Op::lp) return false;
+    if (maxima && p.x_type != p.y_type) return false;
+    bool slides = p.n_axes == 2;
+    for (int a = 0; a < p.n_axes; ++a) {
       if (!p.axes[a].regular() || p.axes[a].out == 0) return false;
-    return overlap(p) >= (sums ? min_overlap_of_sums : min_overlap);
+      slides &= p.axes[a].stride == 1;
+    }
+    return !slides && overlap(p) >= (any_order ? min_overlap : min_overlap_of_sums);
   }
 
-  // The windows that overlap at an element along the first two axes.
+  // The windows that overlap at an element along the axes before the last, at most two of them.
   static int64_t overlap(const Problem& p) {
-    return ceil_div(p.axes[0].uncropped, p.axes[0].stride) * ceil_div(p.axes[1].uncropped, p.axes[1].stride);
+    int64_t n = 1;
+    for (int a = 0; a < min(2, p.n_axes - 1); ++a) n *= ceil_div(p.axes[a].uncropped, p.axes[a].stride);
+    return n;
   }
 
   // A unit is a box.
   static void prepare(Problem& p) {
     const Boxes boxes(p);
+    const int cut = boxes.cut;
     p.units = p.planes;
-    for (const int64_t n : boxes.count) p.units *= n;
+    for (int a = 0; a < cut; ++a) p.units *= boxes.count[a];
     p.scratch = 0;
-    int64_t at[cut] = {};
+    int64_t at[max_cut] = {};
     const auto visit = [&](auto&& self, int a) -> void {
       if (a == cut) {
         p.scratch = max(p.scratch, Box(p, boxes, at).scratch_bytes());
@@ -61,8 +69,8 @@ public:
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     const Boxes boxes(p);
     for (int64_t unit = begin; unit < end && !p.stopped(); ++unit) {
-      int64_t at[cut], rest = unit;
-      for (int a = cut - 1; a >= 0; --a) {
+      int64_t at[max_cut], rest = unit;
+      for (int a = boxes.cut - 1; a >= 0; --a) {
         at[a] = rest % boxes.count[a];
         rest /= boxes.count[a];
       }
@@ -73,11 +81,17 @@ public:
   static Kernel inner_kernel(const Problem& inner);
 
 private:
-  // The type of pooled slabs: halves are added up as floats.
+  // The type of pooled slabs: halves are added up as floats, integers in a type that holds their sums.
   static Dtype slab_type(const Problem& p) {
-    return p.op != Op::sum                                    ? p.y_type
-           : p.x_type == Dtype::f64 || p.y_type == Dtype::f64 ? Dtype::f64
-                                                              : Dtype::f32;
+    if (p.op != Op::sum) return p.y_type;
+    if (!is_integer(p.x_type))
+      return p.x_type == Dtype::f64 || p.y_type == Dtype::f64 ? Dtype::f64 : Dtype::f32;
+    if (!is_integer(p.y_type)) return Dtype::f64;
+    const double largest = largest_sum(p);
+    return largest <= 0x1p23        ? Dtype::f32
+           : largest <= 0x1p52      ? Dtype::f64
+           : p.x_type == Dtype::u64 ? Dtype::u64
+                                    : Dtype::i64;
   }
 
   // Whether the results are divided, by divisors that differ.
@@ -85,26 +99,35 @@ private:
 
   // The outputs of a box along the axes that are cut, and the number of boxes.
   struct Boxes {
-    int64_t outputs[cut], count[cut];
+    int cut;
+    int64_t outputs[max_cut], count[max_cut];
 
-    explicit Boxes(const Problem& p) {
-      const Axis& first = p.axes[0];
-      int64_t row = p.channels * size_of(slab_type(p));
+    explicit Boxes(const Problem& p) : cut(min(max_cut, p.n_axes)) {
+      const Axis &first = p.axes[0], &last_cut = p.axes[cut - 1];
+      int64_t row = p.channels * size_of(slab_type(p)), slab = row;
       for (int a = cut; a < p.n_axes; ++a) row *= p.axes[a].out;
-      outputs[2] = p.axes[2].out;
-      outputs[1] = outputs_within(p.axes[1], slab_bytes / (row * outputs[2]));
-      outputs[0] = outputs_within(
-          first, (box_bytes / (row * outputs[2] * outputs[1]) - span_of(first)) / first.stride + 1);
+      slab = row;
+      // So small that the fewest slabs fit.
+      const int64_t slabs = (outputs_within(first, 1) - 1) * first.stride + span_of(first);
+      const int64_t limit = max(4096, min(slab_bytes, box_bytes / slabs));
+      for (int a = cut - 1; a > 0; --a) {
+        outputs[a] = cut == 3 && a == 2 ? last_cut.out : outputs_within(p.axes[a], limit / slab);
+        slab *= outputs[a];
+      }
+      outputs[0] = outputs_within(first, (box_bytes / slab - span_of(first)) / first.stride + 1);
       if (p.threads > p.planes)  // a box for each thread
         outputs[0] =
             min(outputs[0], outputs_within(first, ceil_div(first.out, ceil_div(p.threads, p.planes))));
       const auto bytes = [&] {
-        const int64_t slabs = min(first.size, (outputs[0] - 1) * first.stride + span_of(first));
-        return double(row * outputs[2]) * double(outputs[1]) * double(slabs + outputs[0]);
+        double n = double(row) *
+                   double(min(first.size, (outputs[0] - 1) * first.stride + span_of(first)) + outputs[0]);
+        for (int a = 1; a < cut; ++a) n *= double(outputs[a]);
+        return n;
       };
-      for (int a = cut - 1; a >= 0; --a)
+      for (int a = cut - 1; a >= 0; --a) {
         while (outputs[a] > 1 && bytes() > max_bytes) outputs[a] = ceil_div(outputs[a], 2);
-      for (int a = 0; a < cut; ++a) count[a] = ceil_div(p.axes[a].out, outputs[a]);
+        count[a] = ceil_div(p.axes[a].out, outputs[a]);
+      }
     }
 
     // The inputs and outputs of box k along axis a.
@@ -133,7 +156,7 @@ private:
         : p_(p), item_(size_of(slab_type(p))), slab_bytes_(p.channels * item_) {
       for (int a = 0; a < p.n_axes; ++a) {
         axes_[a] = p.axes[a];
-        if (a < cut) {
+        if (a < boxes.cut) {
           const Part part = boxes.part(p, a, at[a]);
           axes_[a] = cropped(p.axes[a], part);
           x_ += part.inputs.lo * p.x.pooled[a];
@@ -167,10 +190,16 @@ private:
         kernel.run(*step, 0, step->units, rest);
       }
       if (!divides_each(p_) || p_.stopped()) return;
-      if (item_ == 8)
-        divide(reinterpret_cast<double*>(results), y);
-      else
-        divide(reinterpret_cast<float*>(results), y);
+      switch (slab_type(p_)) {
+      case Dtype::f32:
+        return divide(reinterpret_cast<float*>(results), y);
+      case Dtype::f64:
+        return divide(reinterpret_cast<double*>(results), y);
+      case Dtype::u64:
+        return divide(reinterpret_cast<std::uint64_t*>(results), y);
+      default:
+        return divide(reinterpret_cast<int64_t*>(results), y);
+      }
     }
 
   private:
@@ -251,7 +280,7 @@ private:
 
     // Divides the sums of the box, each by the share of its window, and stores them.
     template <class V> void divide(V* results, char* y) const {
-      const Store<V> store = storer<V>(p_.y_type, false);
+      const Store<V> store = storer<V>(p_.y_type, true);
       const int last = p_.n_axes - 1;
       int64_t at[max_axes] = {};
       for (int a = 0; a >= 0;) {
