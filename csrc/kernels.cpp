@@ -3,7 +3,7 @@
 // replaces the function of the same name in another set.
 //
 // Forward:   by the types of the arrays (forward/selection.h); side_by_side (any window on short rows, by means of
-//            another engine); volumes (axis by axis, by means of two others); norms (Lp pooling, by means of
+//            another engine); axis_by_axis (large overlaps, by means of two others); norms (Lp pooling, by means of
 //            the engines of sums)
 // Backward:  max_rows (windows of 2 and 3), max_channels_last (small windows, many channels) and scatter (any
 //            window) for max and min; fill (whole planes) and sum_rows (any window) for sums and averages; norms;
@@ -15,8 +15,8 @@
 #include <string_view>
 
 #include "backward/selection.h"
+#include "forward/axis_by_axis.h"
 #include "forward/types.h"
-#include "forward/volumes.h"
 #include "norms.h"
 #include "side_by_side.h"
 
@@ -77,12 +77,14 @@ bool slow_volume(const Problem& p, double used, int64_t lanes) {
 }
 
 // Whether a problem is pooled axis by axis: sums for every instruction set, because it determines their order.
-bool is_volume(const Problem& p) { return (specialised || p.op == Op::sum) && Volumes::supports(p); }
+bool pools_axis_by_axis(const Problem& p) {
+  return (specialised || p.op == Op::sum) && AxisByAxis::supports(p);
+}
 
 // Whether a volume that is pooled axis by axis is so faster side by side, where `otherwise` says so for one that is not: only
 // if its rows are short, and its planes fill the vectors. The longest rows of outputs with stride 1 are those of
 // float32, float64 and halves; of bytes, for few planes and for many.
-bool volume_side_by_side(const Problem& p, bool otherwise) {
+bool axes_side_by_side(const Problem& p, bool otherwise) {
   constexpr double longest[] = {16, 24, 75}, longest_bytes[] = {20, 32};
   const Axis& last = p.axes[p.n_axes - 1];
   const double used = lane_usage(p);
@@ -168,8 +170,8 @@ Kernel backward_norms(const Problem& p) {
 template <> Kernel SideBySide<Over::outputs>::inner_kernel(const Problem& inner) {
   if (inner.op == Op::lp) return forward_norms(inner);
   // Rows of bytes are folded faster unless windows are large.
-  return is_volume(inner) && (size_of(inner.x_type) > 1 || Volumes::overlap(inner) >= 16)
-             ? kernel_of<Volumes>()
+  return pools_axis_by_axis(inner) && (size_of(inner.x_type) > 1 || AxisByAxis::overlap(inner) >= 16)
+             ? kernel_of<AxisByAxis>()
              : forward_along_rows(inner);
 }
 template <> Kernel SideBySide<Over::inputs>::inner_kernel(const Problem& inner) {
@@ -187,11 +189,11 @@ Kernel forward(const Problem& p) {
                : forward_norms(p);
   }
   const Kernel along = forward_along_rows(p);
-  const bool volumes = is_volume(p);
+  const bool by_axis = pools_axis_by_axis(p);
   bool beside = forward_side_by_side(along.engine, p);
-  if (volumes) beside = volume_side_by_side(p, beside);
+  if (by_axis) beside = axes_side_by_side(p, beside);
   if (beside && Planes::supports(p)) return kernel_of<Planes>();
-  return volumes ? kernel_of<Volumes>() : along;
+  return by_axis ? kernel_of<AxisByAxis>() : along;
 }
 
 Kernel backward(const Problem& p) {
@@ -200,7 +202,7 @@ Kernel backward(const Problem& p) {
   return p.op == Op::lp ? backward_norms(p) : backward_along_rows(p);
 }
 
-Kernel Volumes::inner_kernel(const Problem& inner) { return ndpool::forward(inner); }
+Kernel AxisByAxis::inner_kernel(const Problem& inner) { return ndpool::forward(inner); }
 
 template <class V, Over work> Kernel Norms<V, work>::inner_kernel(const Problem& inner) {
   return work == Over::outputs ? ndpool::forward(inner) : ndpool::backward(inner);

@@ -57,7 +57,7 @@ FORWARD = {
     "rows": (SETS, lambda: (ndpool.avg_pool2d, image(1, 2, 40, 50), 5, 3)),
     "side_by_side": (SETS, lambda: (ndpool.avg_pool2d, image(8, 8, 20, 20), 5, 3)),
     "norms": (SETS, lambda: (ndpool.lp_pool2d, image(1, 2, 64, 96), 2.0, 3, 2)),
-    "volumes": (OWN, lambda: (ndpool.max_pool3d, image(2, 30, 64, 80), 3, 1, 1)),
+    "axis_by_axis": (OWN, lambda: (ndpool.max_pool3d, image(2, 30, 64, 80), 3, 1, 1)),
 }
 BACKWARD = {
     "max_backward": (OWN, lambda x: backward("max", windows((24, 40), 2), x)),

@@ -1,4 +1,4 @@
-// Volumes: maxima and sums of windows along several axes that overlap much, axis by axis. Each slab, one index of the first
+// Axis by axis: maxima and sums of windows along several axes that overlap much. Each slab, one index of the first
 // axis, is pooled along the other axes once, into scratch; windows along the first axis then reduce slabs. Both steps are
 // pooled by other engines, so that the cost hardly depends on the window. Called from kernels.cpp. Offsets and adaptive
 // windows stay out; so do planes with stride 1, for which sliding.h is faster, and sums of floats along two axes.
@@ -16,16 +16,17 @@
 namespace ndpool {
 namespace {
 
-class Volumes {
+class AxisByAxis {
   // Bytes of a slab of a box, of all its slabs, and of the largest box.
   static constexpr int64_t slab_bytes = 32 * 1024, box_bytes = 512 * 1024, max_bytes = 64 * 1024 * 1024;
+  static constexpr int64_t group_bytes = 128 * 1024;  // of a box of several small planes
   static constexpr int64_t max_channels = 8192;
-  // Below, the rows of a window are reduced faster together.
-  static constexpr int64_t min_overlap = 6, min_overlap_of_sums = 8;
+  // Of windows at an element; below, the rows of a window are reduced faster together.
+  static constexpr int64_t min_overlap = 6, min_overlap_of_planes = 8, min_overlap_of_sums = 8;
   static constexpr int max_cut = 3;  // axes that are cut
 
 public:
-  static constexpr const char* engine = "volumes";
+  static constexpr const char* engine = "axis_by_axis";
 
   static bool supports(const Problem& p) {
     const bool maxima = p.op == Op::max || p.op == Op::min;
@@ -37,27 +38,37 @@ public:
       if (!p.axes[a].regular() || p.axes[a].out == 0) return false;
       slides &= p.axes[a].stride == 1;
     }
-    return !slides && overlap(p) >= (any_order ? min_overlap : min_overlap_of_sums);
+    if (slides) return false;
+    if (!any_order) return overlap(p) >= min_overlap_of_sums;
+    return min(overlap(p), actual_overlap(p)) >= (p.n_axes == 2 ? min_overlap_of_planes : min_overlap);
   }
 
-  // The windows that overlap at an element along the axes before the last, at most two of them.
+  // The windows that overlap at an element along the axes before the last, at most two of them: of any number of windows.
   static int64_t overlap(const Problem& p) {
     int64_t n = 1;
     for (int a = 0; a < min(2, p.n_axes - 1); ++a) n *= ceil_div(p.axes[a].uncropped, p.axes[a].stride);
     return n;
   }
 
+  // The same of the windows that there are, on average.
+  static int64_t actual_overlap(const Problem& p) {
+    double n = 1;
+    for (int a = 0; a < min(2, p.n_axes - 1); ++a)
+      n *= double(p.axes[a].out) * double(p.axes[a].kernel) / double(p.axes[a].size);
+    return int64_t(n);
+  }
+
   // A unit is a box.
   static void prepare(Problem& p) {
     const Boxes boxes(p);
     const int cut = boxes.cut;
-    p.units = p.planes;
+    p.units = ceil_div(p.planes, boxes.planes);
     for (int a = 0; a < cut; ++a) p.units *= boxes.count[a];
     p.scratch = 0;
     int64_t at[max_cut] = {};
     const auto visit = [&](auto&& self, int a) -> void {
       if (a == cut) {
-        p.scratch = max(p.scratch, Box(p, boxes, at).scratch_bytes());
+        p.scratch = max(p.scratch, Box(p, boxes, at, boxes.planes).scratch_bytes());
         return;
       }
       for (at[a] = 0; at[a] < boxes.count[a]; ++at[a])
@@ -74,7 +85,8 @@ public:
         at[a] = rest % boxes.count[a];
         rest /= boxes.count[a];
       }
-      Box(p, boxes, at).pool(rest, memory);
+      const int64_t plane = rest * boxes.planes;
+      Box(p, boxes, at, min(boxes.planes, p.planes - plane)).pool(plane, memory);
     }
   }
 
@@ -100,7 +112,7 @@ private:
   // The outputs of a box along the axes that are cut, and the number of boxes.
   struct Boxes {
     int cut;
-    int64_t outputs[max_cut], count[max_cut];
+    int64_t outputs[max_cut], count[max_cut], planes = 1;
 
     explicit Boxes(const Problem& p) : cut(min(max_cut, p.n_axes)) {
       const Axis &first = p.axes[0], &last_cut = p.axes[cut - 1];
@@ -124,9 +136,15 @@ private:
         for (int a = 1; a < cut; ++a) n *= double(outputs[a]);
         return n;
       };
+      bool cuts = false;
       for (int a = cut - 1; a >= 0; --a) {
         while (outputs[a] > 1 && bytes() > max_bytes) outputs[a] = ceil_div(outputs[a], 2);
         count[a] = ceil_div(p.axes[a].out, outputs[a]);
+        cuts |= count[a] > 1;
+      }
+      if (!cuts && p.n_lead == 1 && !divides_each(p)) {
+        planes = max(1, min(ceil_div(p.planes, p.threads), int64_t(double(group_bytes) / bytes())));
+        planes = ceil_div(p.planes, ceil_div(p.planes, planes));
       }
     }
 
@@ -152,8 +170,8 @@ private:
 
   class Box {
   public:
-    Box(const Problem& p, const Boxes& boxes, const int64_t* at)
-        : p_(p), item_(size_of(slab_type(p))), slab_bytes_(p.channels * item_) {
+    Box(const Problem& p, const Boxes& boxes, const int64_t* at, int64_t planes)
+        : p_(p), planes_(planes), item_(size_of(slab_type(p))), slab_bytes_(p.channels * item_) {
       for (int a = 0; a < p.n_axes; ++a) {
         axes_[a] = p.axes[a];
         if (a < boxes.cut) {
@@ -170,13 +188,13 @@ private:
       Problem within = within_slabs(), along = along_slabs();
       inner_kernel(within).prepare(within);
       inner_kernel(along).prepare(along);
-      return Scratch::bytes<char>(axes_[0].size * slab_bytes_) + Scratch::bytes<char>(result_bytes()) +
-             max(within.scratch, along.scratch) + 64;
+      return Scratch::bytes<char>(planes_ * axes_[0].size * slab_bytes_) +
+             Scratch::bytes<char>(result_bytes()) + max(within.scratch, along.scratch) + 64;
     }
 
     void pool(int64_t plane, char* memory) const {
       Scratch scratch(memory);
-      char* const slabs = scratch.take<char>(axes_[0].size * slab_bytes_);
+      char* const slabs = scratch.take<char>(planes_ * axes_[0].size * slab_bytes_);
       char* const results = scratch.take<char>(result_bytes());
       char* const y = plane_of(p_, p_.y, plane) + y_;
       Problem within = within_slabs(), along = along_slabs();
@@ -230,7 +248,10 @@ private:
         pitch *= q.axes[a].out;
         if (a + 1 < q.n_axes) q.rows *= q.axes[a].out;
       }
-      add_lead(q, axes_[0].size, p_.x.pooled[0], slab_bytes_);
+      const int64_t slabs = axes_[0].size;
+      const bool joins = planes_ > 1 && p_.x.lead[0] == slabs * p_.x.pooled[0];
+      if (planes_ > 1 && !joins) add_lead(q, planes_, p_.x.lead[0], slabs * slab_bytes_);
+      add_lead(q, joins ? planes_ * slabs : slabs, p_.x.pooled[0], slab_bytes_);
       return q;
     }
 
@@ -259,6 +280,7 @@ private:
       q.y.channel = p_.channels > 1 ? p_.y.channel : p_.y.pooled[a--];
       int64_t pitch = item_ * q.channels;
       for (; a > 0; --a) add_elements(q, axes_[a].out, pitch, p_.y.pooled[a]);
+      if (planes_ > 1) add_lead(q, planes_, axes_[0].size * slab_bytes_, p_.y.lead[0]);
       return q;
     }
 
@@ -298,7 +320,7 @@ private:
     }
 
     const Problem& p_;
-    const int64_t item_;
+    const int64_t planes_, item_;
     int64_t slab_bytes_;     // of a pooled slab
     int64_t x_ = 0, y_ = 0;  // where the box begins in the arrays
     Axis axes_[max_axes];    // of the box
