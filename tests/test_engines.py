@@ -1023,6 +1023,41 @@ def test_averages_of_integers_whose_windows_overlap(isa, name):
         np.testing.assert_allclose(kept, want.numpy(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_the_only_window_of_a_plane(restore_settings, dtype):
+    """With stride 1: the bits of the same window in a larger plane, for every instruction set and layout."""
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
+    windows = [(7, 7), (8, 8), (2, 7), (13, 3), (1, 31), (4, 1), (5, 17), (33, 2), (6, 64), (9, 65)]
+    for number, window in enumerate(windows):
+        for batch, channels in ((1, 1), (3, 7), (2, 40), (1, 300)):
+            large = data((batch, channels, window[0] + 2, window[1] + 3), dtype, False, special=False) / 7
+            whole = large[:, :, : window[0], : window[1]]
+            given = {"divisor_override": 5} if number % 3 == 2 else {}
+            want = torch.nn.functional.avg_pool2d(whole.double(), window, 1, **given)
+            first = None
+            for name in core.isa_names():
+                core.set_isa(name)
+                for view in (
+                    whole,
+                    whole.contiguous(),
+                    whole.contiguous(memory_format=torch.channels_last),
+                    large.contiguous(memory_format=torch.channels_last)[:, :, : window[0], : window[1]],
+                ):
+                    got = ndpool.avg_pool2d(view, window, 1, **given)
+                    if first is None:
+                        first = got
+                        torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=tolerance)
+                    assert torch.equal(got, first), (window, name)
+                assert torch.equal(ndpool.avg_pool2d(large, window, 1, **given)[:, :, :1, :1], first)
+                out = torch.full((batch, 2 * channels, 1, 1), 7.0, dtype=dtype)
+                ndpool.avg_pool2d(whole.contiguous(), window, 1, **given, out=out[:, ::2])
+                assert torch.equal(out[:, ::2], first)
+                assert (out[:, 1::2] == 7).all()
+        if window[0] == 1:
+            row = ndpool.avg_pool1d(whole[:, :, 0].contiguous(), window[1], 1)
+            assert given or torch.equal(row, first[:, :, 0])
+
+
 @pytest.fixture
 def one_byte():
     """The smallest calls use all threads, too."""

@@ -53,6 +53,7 @@ FORWARD = {
     "long_max": ([WIDE], lambda: (ndpool.max_pool2d, image(1, 1, 100, 260), 31, 1, 15)),
     "longer_sums": ([WIDE], lambda: (ndpool.avg_pool2d, image(1, 1, 100, 260), 31, 1, 15)),
     "sliding": (SETS, lambda: (ndpool.max_pool2d, image(1, 2, 40, 50, dtype=np.float64), 5, 1, 2)),
+    "single_sums": (OWN, lambda: (ndpool.avg_pool2d, image(2, 40, 7, 7), 7, 1)),
     "integers": (OWN, lambda: (ndpool.avg_pool2d, image(1, 2, 40, 50, dtype=np.uint8), 3, 1, 1)),
     "rows": (SETS, lambda: (ndpool.avg_pool2d, image(1, 2, 40, 50), 5, 3)),
     "side_by_side": (SETS, lambda: (ndpool.avg_pool2d, image(8, 8, 20, 20), 5, 3)),

@@ -7,6 +7,7 @@ namespace {
 
 template <class S> Kernel direct_halves(const Problem& p) {
   if constexpr (specialised) {
+    if (SingleSums<float, S>::supports(p)) return kernel_of<SingleSums<float, S>>();
     if (p.op == Op::sum)
       return use_sliding_sums<float, S>(p) || p.x_type != p.y_type ? Kernel{}
                                                                    : tap_engine<Sum<float>, S, false>(p);

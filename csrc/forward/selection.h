@@ -2,7 +2,8 @@
 // only its function has external linkage, so that code compiled for a newer processor cannot replace a function
 // of the same name elsewhere.
 //
-// Engines: strips, tracks, long_max, longer_sums (stride 1: stride1.cpp), sliding (any window of stride 1),
+// Engines: strips, tracks, long_max, longer_sums (stride 1: stride1.cpp), single_sums (the only window of a plane), sliding (any
+// window of stride 1),
 // small_planes (planes of short rows: float32.cpp), direct (windows of 2 and 3), blocks (disjoint windows),
 // channels_last, integers (averages of 8- and 16-bit integers: integer_averages.h), rows (any window: general.h).
 //
@@ -14,6 +15,7 @@
 #include "forward/blocks.h"
 #include "forward/channels_last.h"
 #include "forward/direct.h"
+#include "forward/single_sums.h"
 #include "forward/sliding.h"
 #include "forward/types.h"
 
@@ -126,6 +128,8 @@ template <class V> Kernel sum_kernel(const Problem& p) {
   if (p.op == Op::sum) {
     if constexpr (specialised)
       if (const Kernel kernel = NDPOOL_NAME(stride1_, NDPOOL_ISA)(p); kernel.run) return kernel;
+    if constexpr (specialised && is_real<V>)
+      if (SingleSums<V, V>::supports(p)) return kernel_of<SingleSums<V, V>>();
     if (use_sliding_sums<V, V>(p)) return kernel_of<Sliding<Sum<V>, false>>();
     if constexpr (has_tap_engines<V>)
       if (p.x_type == p.y_type)
