@@ -318,8 +318,8 @@ private:
           }
       }
     };
-    if (prefetch_distance_)
-      fold_rows(std::true_type{});
+    if (!clips && prefetch_distance_)
+      fold_rows(std::bool_constant<!clips>{});
     else
       fold_rows(std::false_type{});
     V* const to = results + first;

@@ -11,7 +11,8 @@ namespace ndpool {
 namespace {
 
 // x(first) + ... + x(first + n - 1) by doubling: the first half, the second half, and the last one if n is odd.
-template <class F> auto doubled_sum(int64_t first, int64_t n, F&& x) -> decltype(x(0)) {
+template <class F> __attribute__((noinline)) auto doubled_sum(int64_t first, int64_t n, const F& x)
+    -> decltype(x(0)) {
   if (n == 1) return x(first);
   if (n == 2) return x(first) + x(first + 1);
   if (n == 3) return x(first) + x(first + 1) + x(first + 2);
@@ -23,7 +24,7 @@ template <class F> auto doubled_sum(int64_t first, int64_t n, F&& x) -> decltype
 
 template <class V, class S> class SingleSums {
   static constexpr int N = wide<V>, batch = 16;
-  static constexpr int64_t block_channels = 16 * N, widest = 64, tallest = 1024;  // of a window
+  static constexpr int64_t block_channels = 16 * N, widest = 64, tallest = 128;  // of a window
 
 public:
   static constexpr const char* engine = "single_sums";
@@ -154,13 +155,13 @@ private:
       sum_lines<S>(x + c * col_, row_, kernel_.rows, n, sums_ + c * block_channels, partial_);
     sum_lines<V>(reinterpret_cast<const char*>(sums_), block_channels * int64_t(sizeof(V)), kernel_.cols, n,
                  results, partial_ + block_channels);
-    in_vectors(n, [=, by = by_](int64_t j) { results[j] = results[j] / by; });
+    for (int64_t j = 0; j < n; ++j) results[j] /= by_;
     store_(results, {plane_of(p_, p_.y, plane) + first * p_.y.channel, 0, p_.y.channel, 1, n});
   }
 
-  // Adds up `count` lines of n elements, `pitch` bytes apart, by doubling.
-  template <class T>
-  static void sum_lines(const char* x, int64_t pitch, int64_t count, int64_t n, V* to, V* unused) {
+  // Adds up `count` lines of n elements, at least a vector, `pitch` bytes apart, by doubling.
+  template <class T> __attribute__((noinline)) static void
+  sum_lines(const char* x, int64_t pitch, int64_t count, int64_t n, V* to, V* unused) {
     const auto each = [=](auto&& f) __attribute__((always_inline)) {
       for (int64_t j = 0; j < n; j += N) {
         const int64_t at = min(j, n - N);
@@ -174,12 +175,14 @@ private:
     if (count == 2) return each([=](int64_t at) { return line(0, at) + line(1, at); });
     if (count == 3) return each([=](int64_t at) { return line(0, at) + line(1, at) + line(2, at); });
     const int64_t half = count / 2;
-    sum_lines<T>(x, pitch, half, n, to, unused);
-    sum_lines<T>(x + half * pitch, pitch, half, n, unused, unused + block_channels);
-    in_vectors(n, [=](int64_t j) { to[j] += unused[j]; });
-    if (count % 2)
-      in_vectors(
-          n, [=](int64_t j) { to[j] += load_as<V>(reinterpret_cast<const T*>(x + (count - 1) * pitch)[j]); });
+    V* const second = unused + block_channels;
+    sum_lines<T>(x, pitch, half, n, unused, second);
+    sum_lines<T>(x + half * pitch, pitch, half, n, second, second + block_channels);
+    const auto both = [=](int64_t at) __attribute__((always_inline)) {
+      return read<V, N>(unused + at) + read<V, N>(second + at);
+    };
+    if (count % 2) return each([=](int64_t at) { return both(at) + line(count - 1, at); });
+    each(both);
   }
 };
 
