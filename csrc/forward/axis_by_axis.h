@@ -38,7 +38,7 @@ public:
       if (!p.axes[a].regular() || p.axes[a].out == 0) return false;
       slides &= p.axes[a].stride == 1;
     }
-    if (slides) return false;
+    if (slides || (divides_each(p) && is_integer(slab_type(p)))) return false;
     if (!any_order) return overlap(p) >= min_overlap_of_sums;
     return min(overlap(p), actual_overlap(p)) >= (p.n_axes == 2 ? min_overlap_of_planes : min_overlap);
   }
@@ -208,16 +208,10 @@ private:
         kernel.run(*step, 0, step->units, rest);
       }
       if (!divides_each(p_) || p_.stopped()) return;
-      switch (slab_type(p_)) {
-      case Dtype::f32:
-        return divide(reinterpret_cast<float*>(results), y);
-      case Dtype::f64:
-        return divide(reinterpret_cast<double*>(results), y);
-      case Dtype::u64:
-        return divide(reinterpret_cast<std::uint64_t*>(results), y);
-      default:
-        return divide(reinterpret_cast<int64_t*>(results), y);
-      }
+      if (slab_type(p_) == Dtype::f64)
+        divide(reinterpret_cast<double*>(results), y);
+      else
+        divide(reinterpret_cast<float*>(results), y);
     }
 
   private:

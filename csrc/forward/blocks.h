@@ -172,10 +172,8 @@ private:
       strip<strip_vectors, N, false>(rows, x, to, k * N, n, nan_sum);
     if (vectors - k > 4)
       tail_strip<strip_vectors>(rows, x, to, k * N, n, nan_sum);
-    else if (vectors - k == 4)
+    else if (vectors - k > 2)
       tail_strip<4>(rows, x, to, k * N, n, nan_sum);
-    else if (vectors - k == 3)
-      tail_strip<3>(rows, x, to, k * N, n, nan_sum);
     else if (vectors - k == 2)
       tail_strip<2>(rows, x, to, k * N, n, nan_sum);
     else if (vectors > k)
@@ -190,7 +188,7 @@ private:
       tail_strip<2, L>(rows, x, to, 0, n, nan_sum);
       return contains_a_nan(nan_sum);
     }
-    if constexpr (L > 2 && L * sizeof(V) > 8) return fold_narrow<L / 2>(rows, x, n, to);
+    if constexpr (L > 2 && L * sizeof(V) > 16) return fold_narrow<L / 2>(rows, x, n, to);
     bool nan = false;
     for (int64_t j = 0; j < n; ++j) nan |= column(rows, x + j, to[j], row_numbers_ + j);
     return nan;
@@ -277,7 +275,7 @@ private:
     return nan_in(nan_sum);
   }
 
-  // Folds the last W vectors of L columns.
+  // Folds the last vectors of L columns: W or fewer, but more than half of them.
   template <int W, int L = N> void tail_strip(const WindowRows& rows, const S* x, V* to, int64_t first,
                                               int64_t n, Vec<V, L>& nan_sum) const {
     strip<W, L, true>(rows, x, to, first, n, nan_sum);
@@ -289,7 +287,7 @@ private:
   __attribute__((always_inline)) inline void strip(const WindowRows& rows, const S* x, V* results,
                                                    int64_t first, int64_t n,
                                                    Vec<V, L>& nan_sum_of_all) const {
-    constexpr int inside = !clips ? W : W > 4 ? 4 : W - 1;  // vectors that never end past column n
+    constexpr int inside = clips ? W / 2 : W;  // vectors that never end past column n
     const int64_t room = n - first - L;
     int64_t clipped[W];
     for (int w = inside; w < W; ++w) clipped[w] = min(w * L, room);

@@ -23,7 +23,8 @@ template <class F> __attribute__((noinline)) auto doubled_sum(int64_t first, int
 }
 
 template <class V, class S> class SingleSums {
-  static constexpr int N = wide<V>, batch = 16;
+  static constexpr int N = wide<V>, L = N / 2;  // lanes: of channels, and of columns
+  static constexpr int batch = 16;
   static constexpr int64_t block_channels = 16 * N, widest = 64, tallest = 128;  // of a window
 
 public:
@@ -55,8 +56,7 @@ public:
 
   static void run(const Problem& p, int64_t begin, int64_t end, char* memory) {
     const SingleSums work(p, memory);
-    if (p.channels == 1)
-      return work.kernel_.cols > N / 2 ? work.planes<N>(begin, end) : work.planes<N / 2>(begin, end);
+    if (p.channels == 1) return work.planes(begin, end);
     for (int64_t unit = begin; unit < end; ++unit) work.channels(unit / blocks(p), unit % blocks(p));
   }
 
@@ -101,8 +101,8 @@ private:
     copy_ = scratch.take<S>(kernel_.rows * kernel_.cols + 2 * N);
   }
 
-  // A few planes at a time, in vectors of L columns.
-  template <int L> void planes(int64_t begin, int64_t end) const {
+  // A few planes at a time.
+  void planes(int64_t begin, int64_t end) const {
     const int64_t length = ceil_div(kernel_.cols, L) * L, pitch = SingleSums::pitch(p_);
     for (int64_t q = begin; q < end; q += batch) {
       const int64_t count = min(batch, end - q);
@@ -121,7 +121,7 @@ private:
                 }));
       }
       V results[batch];
-      const V* const sums = across<L>(count * pitch);
+      const V* const sums = across(count * pitch);
       for (int64_t k = 0; k < count; ++k) results[k] = sums[k * pitch] / by_;
       store_(results,
              {p_.y.data + (p_.n_lead ? q * p_.y.lead[0] : 0), p_.n_lead ? p_.y.lead[0] : 0, 0, count, 1});
@@ -129,7 +129,7 @@ private:
   }
 
   // Sums along all rows, by doubling; only the first element of each is used.
-  template <int L> const V* across(int64_t length) const {
+  const V* across(int64_t length) const {
     const V* from = sums_;
     int64_t n = 1;
     for (int bit = 62 - __builtin_clzll(std::uint64_t(kernel_.cols)); bit >= 0; --bit) {

@@ -59,6 +59,7 @@ def _same(kernel: int) -> dict[str, Any]:
 _2X2, _3X3_PADDED, _3X3 = _window(2, 2), _window(3, 2, 1), _window(3, 2)
 _3X3_CEIL = {"arguments": _window(3, 2, 0, ceil_mode=True)}
 _NHWC = {"layout": "NHWC"}
+_7X7_STRIDE_1 = {"function": "avg_pool2d", "arguments": _window(7, 1)}
 _TO_7, _TO_6 = {"output_size": 7}, {"arguments": {"output_size": 6}}
 
 CASES: tuple[Case, ...] = (
@@ -227,6 +228,13 @@ CASES: tuple[Case, ...] = (
         ("resnet-head-b32", "ResNet-50", (32, 2048, 7, 7)),
         ("resnet-head-b128", "ResNet-50", (128, 2048, 7, 7)),
         ("resnet-head-b32-nhwc", "ResNet-50", (32, 2048, 7, 7), _NHWC),
+        ("resnet-head-s1-b32", "ResNet-50, AvgPool2d(7, stride=1)", (32, 2048, 7, 7), _7X7_STRIDE_1),
+        (
+            "resnet-head-s1-b32-nhwc",
+            "ResNet-50, AvgPool2d(7, stride=1)",
+            (32, 2048, 7, 7),
+            {**_7X7_STRIDE_1, **_NHWC},
+        ),
         (
             "pytorch-14615-avg",
             "pytorch#14615",
@@ -329,6 +337,13 @@ CASES: tuple[Case, ...] = (
         ("resnet3d-3x3x3", "3-D ResNet", (1, 64, 16, 112, 112), {"arguments": _3X3_PADDED}),
         ("unet3d-2x2x2-nhwc", "3-D U-Net", (1, 32, 32, 128, 128), _NHWC),
         ("vnet-avg", "V-Net", (1, 32, 32, 128, 128), {"function": "avg_pool3d"}),
+        ("i3d-3x3x3", "I3D", (1, 480, 8, 14, 14), {"arguments": _same(3)}),
+        (
+            "i3d-head",
+            "I3D",
+            (8, 1024, 3, 7, 7),
+            {"function": "avg_pool3d", "arguments": {"kernel_size": (2, 7, 7), "stride": 1}},
+        ),
     ),
     *_group(
         "1-D",
