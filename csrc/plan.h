@@ -246,4 +246,9 @@ static inline double largest_sum(const Problem& p) {
   return sum;
 }
 
+// Whether the order of additions does not matter: integers, whose sums wrap or are held exactly.
+static inline bool exact_sums(const Problem& p) {
+  return is_integer(p.x_type) && (is_integer(p.y_type) || largest_sum(p) <= 0x1p53);
+}
+
 }  // namespace ndpool

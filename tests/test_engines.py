@@ -1023,6 +1023,17 @@ def test_averages_of_integers_whose_windows_overlap(isa, name):
         np.testing.assert_allclose(kept, want.numpy(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "avg"])
+def test_large_integers_as_floats_keep_their_order(isa, reduce):
+    """Sums that float64 rounds: the same bits where the windows at an end are pooled alone."""
+    x = np.random.default_rng(13).integers(-(1 << 62), 1 << 62, (16, 24))
+    given = {"reduce": reduce, "stride": (1, 2), "axes": (0, 1), "dtype": "float64"}
+    whole = ndpool.pool(x, (8, 8), padding=[(4, 4), (0, 0)], **given)
+    for n in range(1, 5):
+        part = ndpool.pool(x[: 3 + n], (8, 8), padding=[(4, 0), (0, 0)], **given)
+        np.testing.assert_array_equal(part, whole[:n])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_the_only_window_of_a_plane(restore_settings, dtype):
     """With stride 1: the bits of the same window in a larger plane, for every instruction set and layout."""

@@ -30,7 +30,7 @@ public:
 
   static bool supports(const Problem& p) {
     const bool maxima = p.op == Op::max || p.op == Op::min;
-    const bool any_order = maxima || (p.op == Op::sum && is_integer(p.x_type));
+    const bool any_order = maxima || (p.op == Op::sum && exact_sums(p));
     if (p.extra != Extra::none || p.n_axes < (any_order ? 2 : 3) || p.op == Op::lp) return false;
     if (maxima && p.x_type != p.y_type) return false;
     bool slides = p.n_axes == 2;

@@ -114,8 +114,7 @@ private:
     const auto pointwise = [&](int a) {
       return is_pointwise(p_.axes[a], backward_) && p_.axes[a].stride == 1;
     };
-    const bool any_order =
-        p_.op == Op::max || p_.op == Op::min || (p_.op == Op::sum && is_integer(p_.x_type));
+    const bool any_order = p_.op == Op::max || p_.op == Op::min || (p_.op == Op::sum && exact_sums(p_));
     bool first = true;  // no axis before stays
     for (int a = 0; a < last; ++a) {
       marks[a] = pointwise(a) && (first || (any_order && p_.axes[a].size == 1));
