@@ -154,7 +154,7 @@ def _span(call: Callable[[], Any]) -> float:
 
 
 def _difference(ours: Any, theirs: Any, terms: Any = None) -> str:
-    """What differs; empty if nothing does beyond rounding. `terms`: sums of the magnitudes of what was added."""
+    """What differs beyond rounding, or nothing; `terms`: sums of the magnitudes of what was added."""
     import torch
 
     for name, a, b in zip(("values", "indices"), *map(_pair, (ours, theirs)), strict=False):
