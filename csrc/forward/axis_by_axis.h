@@ -1,7 +1,7 @@
 // Axis by axis: maxima and sums of windows along several axes that overlap much. Each slab, one index of the first
 // axis, is pooled along the other axes once, into scratch; windows along the first axis then reduce slabs. Both steps are
 // pooled by other engines, so that the cost hardly depends on the window. Called from kernels.cpp. Offsets and adaptive
-// windows stay out; so do planes with stride 1, for which sliding.h is faster, and sums of floats along two axes.
+// windows stay out; so do planes with stride 1, for which sliding.h is faster, and sums along two axes that are not exact.
 //
 // A box is what one worker pools at a time: some outputs along the first axes, with all slabs that their windows touch, so
 // that scratch stays in L2. Whether sums are taken this way depends on the window alone, as does their order.

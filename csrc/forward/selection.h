@@ -2,10 +2,10 @@
 // only its function has external linkage, so that code compiled for a newer processor cannot replace a function
 // of the same name elsewhere.
 //
-// Engines: strips, tracks, long_max, longer_sums (stride 1: stride1.cpp), single_sums (the only window of a plane), sliding (any
-// window of stride 1),
-// small_planes (planes of short rows: float32.cpp), direct (windows of 2 and 3), blocks (disjoint windows),
-// channels_last, integers (averages of 8- and 16-bit integers: integer_averages.h), rows (any window: general.h).
+// Engines: strips, tracks, long_max, longer_sums (stride 1: stride1.cpp), sliding (any window of stride 1),
+// single_sums (the only window of a plane, with stride 1), small_planes (planes of short rows: float32.cpp), direct (windows
+// of 2 and 3), blocks (disjoint windows), channels_last, integers (averages of 8- and 16-bit integers:
+// integer_averages.h), rows (any window: general.h).
 //
 // A new engine is a file beside this one with `engine`, `supports`, `prepare` and `run`, and one entry where its windows are
 // selected: tap_engine here (taps are read where they lie), stride1.cpp, or float32.cpp. kernels.cpp asks by name whether

@@ -79,8 +79,8 @@ private:
 
   const Problem& p_;
   const Kernel2d kernel_;
-  const int64_t row_, col_,
-      start_;  // bytes from one row to the next, from one column to the next, to the first tap
+  // Bytes from one row to the next, from one column to the next, and to the first tap.
+  const int64_t row_, col_, start_;
   const Readable readable_;
   const Store<V> store_;
   const V by_;
