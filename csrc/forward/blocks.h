@@ -316,8 +316,8 @@ private:
           }
       }
     };
-    if (!clips && prefetch_distance_)
-      fold_rows(std::bool_constant<!clips>{});
+    if (prefetch_distance_)
+      fold_rows(std::true_type{});
     else
       fold_rows(std::false_type{});
     V* const to = results + first;
