@@ -157,10 +157,15 @@ private:
       return best + later;
   }
 
-  // Folds columns [0, n) of all rows, of which `x` is the first. True if they contain a NaN. The last vector overlaps the one
-  // before it, so that nothing is read past a row.
+  // Folds columns [0, n) of all rows, of which `x` is the first. True if they contain a NaN, or a few elements past a row of
+  // halves do. The last vector overlaps the one before it, so that nothing else is read past a row.
   bool fold(const WindowRows& all, const S* x, int64_t n, V* to) const {
     const WindowRows rows = joined(all);
+    if constexpr (is_half<
+                      S>) {  // few halves are converted slowly: a whole vector is read where memory allows it
+      const S* const last = x + (rows.slabs - 1) * rows.slab_pitch + (rows.rows - 1) * rows.row_pitch;
+      if (n < N && readable_.contains(last, N)) n = N;
+    }
     if (n < N) return fold_narrow<max(2, N / 2)>(rows, x, n, to);
     const int64_t vectors = ceil_div(n, N);
     // Short rows, several of which share a page of memory, are faster read row by row.
